@@ -30,7 +30,7 @@ from benchmarks.report import Measure, publish
 from benchmarks.stand_in import StandInModel
 from llama_index_memory_ext import CondensedMemory
 from llama_index_memory_ext.fact import CATEGORIES
-from llama_index_memory_ext.learning.prompt import tool_of
+from llama_index_memory_ext.learning.report import tool_of
 from llama_index_memory_ext.models.ask import Usage
 
 LIMIT = 8_000

@@ -16,6 +16,7 @@ from typing import TypeVar, cast
 from llama_index.core.utils import get_tqdm_iterable
 
 SHOW_PROGRESS = "--show-progress"
+BASE_URL = "--base-url"
 NOT_MEASURED = 2
 
 T = TypeVar("T")
@@ -27,6 +28,13 @@ def named_path(default: Path, place: int = 0) -> Path:
     return Path(named[place]) if len(named) > place else default
 
 
+def option(name: str, default: str = "") -> str:
+    """The value of an option of the command."""
+    start = f"--{name}="
+    values = [value for value in sys.argv[1:] if value.startswith(start)]
+    return values[-1].removeprefix(start) if values else default
+
+
 def shown(iterable: Iterable[T], what: str) -> Iterable[T]:
     """The same, behind a progress bar with ``--show-progress``."""
     return cast(
@@ -36,8 +44,13 @@ def shown(iterable: Iterable[T], what: str) -> Iterable[T]:
 
 def command_of(name: str) -> str:
     """The command as others would write it."""
-    # Where a file lies on the machine is nobody's business, and a progress bar changes no result.
-    arguments = [
-        Path(argument).name for argument in sys.argv[1:] if argument != SHOW_PROGRESS
-    ]
+    arguments = []
+    for argument in sys.argv[1:]:
+        name, equals, value = argument.rpartition("=")
+        if name == BASE_URL:
+            arguments.append(f"{BASE_URL}=URL")
+        # A progress bar changes no result.
+        elif argument != SHOW_PROGRESS:
+            # Where a file lies on the machine is nobody's business.
+            arguments.append(f"{name}{equals}{Path(value).name}")
     return " ".join([f"python -m benchmarks.{name}", *arguments])

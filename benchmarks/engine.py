@@ -127,13 +127,18 @@ def has_engine() -> bool:
 
 
 @contextmanager
-def running_engine(context: int = CONTEXT) -> Iterator[Engine]:
-    """An engine of one thread and one slot that keeps nothing outside of it, for prompts of so many tokens."""
-    os.environ["OMP_NUM_THREADS"] = "1"
+def running_engine(
+    context: int = CONTEXT, weights: Path | None = None, threads: int = 1
+) -> Iterator[Engine]:
+    """An engine of one slot that keeps nothing outside of it, for prompts of so many tokens.
+
+    Without ``weights`` it has those of SmolLM2-135M.
+    """
+    os.environ["OMP_NUM_THREADS"] = str(threads)
     xllamacpp = import_module("xllamacpp")
     params = xllamacpp.CommonParams()
-    params.model.path = str(_weights()[0])
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
+    params.model.path = str(weights or _weights()[0])
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
     params.n_parallel, params.n_ctx, params.cache_ram_mib = 1, context, 0
     params.fit_params, params.ui, params.offline, params.verbosity = (
         False,

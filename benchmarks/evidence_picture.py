@@ -1,6 +1,7 @@
 """The picture of docs/prompt-caches.md: the evidence in a prompt against the price of the prompt.
 
-``figures.py`` writes it as SVG, without a library for drawing. ``tests/test_pictures.py`` looks whether its texts fit.
+``figures.py`` writes it as SVG, without a library for drawing.
+``.ci/tests/test_pictures.py`` checks that its texts fit.
 """
 
 from __future__ import annotations

@@ -26,7 +26,12 @@ from benchmarks.recall import CONFIDENCE, DEFAULT_FOLDER, NEWEST, WORDS, Item
 from benchmarks.report import Measure, Promise, Series, publish
 from benchmarks.scores import BUDGETS, Recall, found_within, recall_of, shares_of
 from llama_index_memory_ext.blocks.facts import RelevantFactsBlock
-from llama_index_memory_ext.fact import Fact
+from llama_index_memory_ext.fact import (
+    CONFIDENCE_WEIGHT,
+    RECENCY_WEIGHT,
+    SIMILARITY_WEIGHT,
+    Fact,
+)
 from llama_index_memory_ext.facts.ranking import document_of, rank
 from llama_index_memory_ext.search.tfidf import TfidfRanker
 
@@ -34,8 +39,10 @@ from llama_index_memory_ext.search.tfidf import TfidfRanker
 LEAST_MEAN_RECALL = 56.0
 
 _FIELDS = RelevantFactsBlock.model_fields
-DEFAULT_WEIGHTS: dict[str, float] = {
-    name: one.default for name, one in _FIELDS.items() if name.endswith("_weight")
+DEFAULT_WEIGHTS = {
+    "similarity_weight": SIMILARITY_WEIGHT,
+    "confidence_weight": CONFIDENCE_WEIGHT,
+    "recency_weight": RECENCY_WEIGHT,
 }
 SIMILARITY_ALONE = dict.fromkeys(DEFAULT_WEIGHTS, 0.0) | {"similarity_weight": 1.0}
 # The question is one of the turns.

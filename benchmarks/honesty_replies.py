@@ -16,7 +16,8 @@ from benchmarks.command import shown
 from benchmarks.honesty_cases import SAID_AT, cases_of, load
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryToolSpec, TokenCounter
 from llama_index_memory_ext.errors import FactReplyError, SummaryReplyError
-from llama_index_memory_ext.learning.prompt import ask_for_facts, extraction_prompt
+from llama_index_memory_ext.learning.prompt import extraction_prompt
+from llama_index_memory_ext.learning.report import ask_for_facts
 from llama_index_memory_ext.learning.validation import validate_reply
 from llama_index_memory_ext.models.offline import OfflineModel
 from llama_index_memory_ext.record.summary import ask_for_summary

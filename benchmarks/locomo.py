@@ -137,16 +137,17 @@ def converted(one: dict[str, Any]) -> Conversation:
         ]
     known = {turn["id"] for turn in turns}
     asked = [
-        (entry, [turn for turn in _cited(entry["evidence"]) if turn in known])
-        for entry in one["qa"]
+        (i, entry, [turn for turn in _cited(entry["evidence"]) if turn in known])
+        for i, entry in enumerate(one["qa"])
     ]
     questions = [
         {
+            "id": f"{one['sample_id']}-{i}",
             "text": entry["question"],
             "evidence": evidence,
             "adversarial": entry["category"] == ADVERSARIAL,
         }
-        for entry, evidence in asked
+        for i, entry, evidence in asked
         if evidence
     ]
     speakers = [said["speaker_a"], said["speaker_b"]]

@@ -36,6 +36,8 @@ _RECALL = ("record/index.py", "record/recall.py", "record/window.py", *_WORDS)
 _CHECKS = (
     "checks/clauses.py",
     "checks/comparison.py",
+    "learning/rejections.py",
+    "learning/wording.py",
     "learning/validation.py",
     "learning/reply.py",
     "checks/evidence.py",
@@ -51,7 +53,8 @@ _STORE = (
     "store/rows.py",
     "store/database.py",
     "store/transaction.py",
-    "store/tables.py",
+    "store/schema.py",
+    "store/writing.py",
 )
 _TURN = (
     *_STORE,
@@ -62,9 +65,13 @@ _TURN = (
 )
 # By the name of the results.
 MEASURES: dict[str, tuple[str, ...]] = {
+    "answers": (*_PROMPT, *_RECALL, "facts/ranking.py"),
+    "answers_locomo": (*_PROMPT, *_RECALL),
     "background_calls": (
         "blocks/facts.py",
         "learning/prompt.py",
+        "learning/report.py",
+        "learning/request.py",
         "record/summary.py",
     ),
     "bulk_put": _STORE,
@@ -95,6 +102,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "honesty": _CHECKS,
     "import_time": ("__init__.py", "memory/condensed_memory.py", "settings.py"),
     "index_operations": ("search/tfidf.py",),
+    "live_agent": (*_PROMPT, *_RECALL, "learning/prompt.py"),
     "long_replies": (*_PROMPT, *_RECALL),
     "long_session": _TURN,
     "many_sessions": _TURN,
@@ -117,11 +125,16 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "recall_e5": ("facts/ranking.py", *_WORDS, "search/embeddings.py"),
     "recall_generated": ("facts/ranking.py", *_WORDS),
     "restore": ("agents/contexts.py", *_STORE),
-    "secrets_stored": ("checks/secrets.py", "learning/validation.py"),
+    "secrets_stored": ("checks/secrets.py", "learning/rejections.py"),
     "sharded": _PROMPT,
     "tool_rounds": (*_PROMPT, "models/ask.py"),
     "turn_cost": _TURN,
-    "whose_words": ("checks/evidence.py", "store/log.py", "store/facts.py"),
+    "whose_words": (
+        "checks/evidence.py",
+        "store/log.py",
+        "store/facts.py",
+        "store/fact_rows.py",
+    ),
 }
 
 

@@ -1,6 +1,6 @@
 """How many answers of a real model are right if it is sent one message instead of a list of messages.
 
-    python -m benchmarks.one_message [--base-url=URL] [--model=NAME]
+    python -m benchmarks.one_message [--base-url=URL] [--model=NAME] [--of-each=30]
 
 The model is one behind any address that speaks OpenAI's protocol (``--base-url=http://127.0.0.1:8000/v1``; its key is
 ``OPENAI_API_KEY``). Without an address it is SmolLM2-135M on llama.cpp (``engine.py``), and without the two packages
@@ -20,12 +20,13 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import httpx
 from llama_index.core.base.llms.types import ChatMessage
 
-from benchmarks.command import NOT_MEASURED, shown
+from benchmarks.command import NOT_MEASURED, option, shown
 from benchmarks.contenders import put
 from benchmarks.engine import Prompt, has_engine, running_engine
 from benchmarks.locomo import text_of
@@ -43,6 +44,7 @@ KINDS: dict[str, Ending] = {
 }
 _ANSWER_TOKENS = 60
 _SECONDS = 600
+_AT_ONCE = 8
 
 Ask = Callable[[Prompt], str]
 
@@ -74,19 +76,19 @@ def is_right(task: Task, answer: str) -> bool:
 
 
 def right_answers(ask: Ask, kind: str, of_kind: Sequence[Task]) -> list[int]:
-    """How many tasks of a kind are answered right, from the list and from the one message."""
+    """How many tasks of a kind are answered right, from the list and from the one message.
+
+    Some requests wait at a time, so that a server can answer them in one batch.
+    """
     right = [0, 0]
-    for task in shown(of_kind, kind):
-        for side, prompt in enumerate(prompts_of(task)):
-            right[side] += is_right(task, ask(prompt))
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        asked_of = [
+            (task, pool.map(ask, prompts_of(task))) for task in shown(of_kind, kind)
+        ]
+        for task, answers in asked_of:
+            for side, answer in enumerate(answers):
+                right[side] += is_right(task, answer)
     return right
-
-
-def option(name: str, default: str = "") -> str:
-    """The value of an option of the command."""
-    start = f"--{name}="
-    values = [value for value in sys.argv[1:] if value.startswith(start)]
-    return values[-1].removeprefix(start) if values else default
 
 
 @contextmanager
@@ -113,13 +115,15 @@ def asking(base_url: str) -> Iterator[Ask]:
 def measure(base_url: str) -> int:
     """Measure, publish, and return the exit code."""
     lines, totals = [], [0, 0]
+    of_each = int(option("of-each", str(OF_EACH)))
     with asking(base_url) as ask:
         for kind, ending in KINDS.items():
-            right = right_answers(ask, kind, tasks(OF_EACH, SEED, ending))
+            right = right_answers(ask, kind, tasks(of_each, SEED, ending))
             for side, count in zip(("list", "one message"), right, strict=True):
-                lines.append(Measure(f"{kind}: right answers, {side}", count))
+                what = f"{kind}: right answers, {side}"
+                lines.append(Measure(what, count, f"of {of_each}"))
             totals = [before + new for before, new in zip(totals, right, strict=True)]
-    of_all = f"of {OF_EACH * len(KINDS)}"
+    of_all = f"of {of_each * len(KINDS)}"
     for side, count in zip(("list", "one message"), totals, strict=True):
         lines.append(Measure(f"right answers, {side}", count, of_all))
     return publish("one_message", lines, [])

@@ -1,7 +1,7 @@
 """The prices of 1,000 turns in dollars: tokens of the results, at the list prices of three models.
 
-Prompts are those of ``cached_prefix``, with the facts of ``equal_room`` behind what a cache serves, and the calls of
-``background_calls``. The answer costs the same with each memory and is left out.
+Prompts are those of ``cached_prefix``, and the calls those of ``background_calls``. The answer costs the same with each
+memory and is left out. Each comparison is with LlamaIndex's ``Memory`` whose prompts are as long as with all defaults.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ LIST_PRICES = (
 SOURCES = (
     "cached_prefix",
     "cached_prefix_by_default",
-    "equal_room",
     "background_calls",
 )
 HOST = "LlamaIndex's Memory"
@@ -62,7 +61,7 @@ def _measures(name: str) -> dict[str, float]:
 def prompt_price(price: ListPrice, name: str, side: str) -> float:
     """Return the price of the prompt of a turn, in dollars."""
     measures = _measures(name)
-    if price.rule == "R4" and side != HOST:
+    if price.rule == "R4" and not side.startswith(HOST):
         side = f"{side}, marked"
     tokens = measures[f"tokens of a prompt, {side}, 8,000"]
     found = measures[f"share found, {price.rule}, {side}, 8,000"]
@@ -70,13 +69,6 @@ def prompt_price(price: ListPrice, name: str, side: str) -> float:
     other = 1 - found - written
     mean = found * price.cached + written * price.written + other * price.sent
     return tokens * mean / MILLION
-
-
-def fact_tokens() -> float:
-    """Return the tokens of the facts in a prompt."""
-    measures = _measures("equal_room")
-    with_facts = measures["tokens of a prompt, with all defaults"]
-    return with_facts - measures["tokens of a prompt, without facts"]
 
 
 def whole_price() -> float:
@@ -93,6 +85,13 @@ def whole_price() -> float:
     return ratio + learning / paid_for_host
 
 
+def learning_share() -> float:
+    """Return the tokens that learning facts sends in a turn, as a share of the tokens of a prompt."""
+    sent = _measures("background_calls")["tokens sent in a turn, facts"]
+    prompts = _measures("cached_prefix_by_default")
+    return sent / prompts[f"tokens of a prompt, {DEFAULTS}, 8,000"]
+
+
 def background_price(price: ListPrice, kind: str) -> float:
     """Return the price of the background calls of a turn, in dollars, nothing of them cached."""
     measures = _measures("background_calls")
@@ -105,19 +104,18 @@ def cost_rows() -> dict[str, list[float]]:
     """Return the prices of 1,000 turns, by row of the table, for each model."""
     rows: dict[str, list[float]] = {}
     for price in LIST_PRICES:
+        host = prompt_price(price, "cached_prefix_by_default", HOST_AS_LONG)
         record = prompt_price(price, "cached_prefix", RECORD)
-        recalled = prompt_price(price, "cached_prefix_by_default", RECALL) - record
-        facts = fact_tokens() * price.sent / MILLION
+        with_recall = prompt_price(price, "cached_prefix_by_default", RECALL)
+        with_facts = prompt_price(price, "cached_prefix_by_default", DEFAULTS)
         learning = background_price(price, "facts")
         parts = {
-            "LlamaIndex's `Memory`, prompts as long as the record": prompt_price(
-                price, "cached_prefix", HOST
-            ),
+            "LlamaIndex's `Memory`, prompts as long as with all defaults": host,
             "the record alone (`recall_token_limit=0`, `facts_token_limit=0`, `extract_facts=False`)": record,
-            "+ recall": recalled,
-            "+ facts in the prompt": facts,
+            "+ recall": with_recall - record,
+            "+ facts in the prompt": with_facts - with_recall,
             "+ learning facts": learning,
-            "= **all defaults**": record + recalled + facts + learning,
+            "= **all defaults**": with_facts + learning,
             "+ summaries (`summarize=True`, off by default)": background_price(
                 price, "summaries"
             ),

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from benchmarks.measured import changed_since
 from benchmarks.prices import (
     cost_table,
+    learning_share,
     list_price_table,
     stale_sources,
     whole_price,
@@ -21,7 +22,11 @@ from benchmarks.prices import (
 WHOLE_PRICE = f"{whole_price():.1f}"
 
 # Results of which no number stands in a page, and where they are shown.
-NOT_IN_A_PAGE: dict[str, str] = {}
+NOT_IN_A_PAGE: dict[str, str] = {
+    "first_question": "its file of results alone",
+    "index_operations": "its file of results alone",
+    "ranking_speed": "its file of results alone",
+}
 # These take long, and have no results yet.
 NOT_YET_IN_A_PAGE = {
     "hard_days",
@@ -34,119 +39,83 @@ NOT_YET_IN_A_PAGE = {
 ALL_FIGURES = """
 ## Does the model see what matters?
 
-Share of the evidence in the prompt, or within a budget (see [how to read](#how-to-read-these-figures)).
+Share of the evidence in the prompt, or within a budget (see [how to read](#how-do-i-read-these-figures)).
 
-| setting | this package | LlamaIndex's `Memory` | by |
+| setting | this package | LlamaIndex's `Memory` | benchmark |
 |---|---|---|---|
-| prompts of the same length, all defaults, a record of 8,000 tokens | {equal_room|mean over the questions, with all defaults|.0f} % in {equal_room|tokens of a prompt with a question, with all defaults|,.0f} tokens | {equal_room|mean over the questions, LlamaIndex's Memory, as long when asked|.0f} % in {equal_room|tokens of a prompt with a question, LlamaIndex's Memory, as long when asked|,.0f} tokens | {by} |
-| the same, or a fact of it | {equal_room|mean over the questions, or a fact of it, with all defaults|.0f} % | {equal_room|mean over the questions, or a fact of it, LlamaIndex's Memory, as long when asked|.0f} % | {by} |
-| prompts of 4,000 tokens, recall by default | {evidence_in_prompt|mean over the questions, CondensedMemory, recall by default|.0f} % | {evidence_in_prompt|mean over the questions, LlamaIndex's Memory|.0f} %; with `VectorMemoryBlock` and multilingual-e5-small {evidence_in_prompt_e5|mean over the questions, VectorMemoryBlock, two nodes|.0f} to {evidence_in_prompt_e5|mean over the questions, VectorMemoryBlock, 18 nodes, asked by two messages|.0f} % | {by} |
-| 2,000 of the 4,000 tokens for recall | {evidence_in_prompt|mean over the questions, CondensedMemory with recall|.0f} % | | {by} |
-| the same with `embed_model="local"` | {evidence_in_prompt_e5|mean over the questions, CondensedMemory with recall and E5|.0f} % | | {by} |
-| all five as one conversation | {evidence_in_prompt|mean over the questions, all in one session, CondensedMemory, recall by default|.0f} % | {evidence_in_prompt|mean over the questions, all in one session, LlamaIndex's Memory|.0f} % | {by} |
-| the same with 2,000 tokens of recall | {evidence_in_prompt|mean over the questions, all in one session, CondensedMemory with recall|.0f} % | | {by} |
-| replies of about 800 tokens, 4,000 of 8,000 tokens for recall | {long_replies|mean over the questions, chosen on, CondensedMemory with recall|.0f} % | {long_replies|mean over the questions, chosen on, LlamaIndex's Memory|.0f} % | {by} |
-| the same, other conversations | {long_replies|mean over the questions, elsewhere, CondensedMemory with recall|.0f} % | {long_replies|mean over the questions, elsewhere, LlamaIndex's Memory|.0f} % | {by} |
-| questions that name a time, 500 of 2,000 tokens for recall | {named_times|evidence, chosen on, CondensedMemory, with its time|.0f} % | {named_times|evidence, chosen on, LlamaIndex's Memory, with its time|.1f} % | {by} |
-| the same, other conversations | {named_times|evidence, elsewhere, CondensedMemory, with its time|.0f} % | {named_times|evidence, elsewhere, LlamaIndex's Memory, with its time|.1f} % | {by} |
+| all defaults, prompts of the same length | {equal_room|mean over the questions, with all defaults|.0f} % in {equal_room|tokens of a prompt with a question, with all defaults|,.0f} tokens | {equal_room|mean over the questions, LlamaIndex's Memory, as long when asked|.0f} % in {equal_room|tokens of a prompt with a question, LlamaIndex's Memory, as long when asked|,.0f} tokens | {by} |
+| a limit of 4,000 tokens, recall by default | {evidence_in_prompt|mean over the questions, CondensedMemory, recall by default|.0f} % | {evidence_in_prompt|mean over the questions, LlamaIndex's Memory|.0f} %; with `VectorMemoryBlock` and multilingual-e5-small {evidence_in_prompt_e5|mean over the questions, VectorMemoryBlock, two nodes|.0f} to {evidence_in_prompt_e5|mean over the questions, VectorMemoryBlock, 18 nodes, asked by two messages|.0f} % | {by} |
+| replies of about 800 tokens, half of 8,000 tokens for recall, other conversations | {long_replies|mean over the questions, elsewhere, CondensedMemory with recall|.0f} % | {long_replies|mean over the questions, elsewhere, LlamaIndex's Memory|.0f} % | {by} |
+| questions that name a time, a quarter of 2,000 tokens for recall, other conversations | {named_times|evidence, elsewhere, CondensedMemory, with its time|.0f} % | {named_times|evidence, elsewhere, LlamaIndex's Memory, with its time|.1f} % | {by} |
 | within a budget of messages, by words | {recall|turns, similarity|.1f} % | | {by} |
 | the same with `embed_model="local"` | {recall_e5|turns with E5, similarity|.1f} % | | {by} |
-| within a budget of facts, by similarity | {recall|observations, similarity|.1f} % | newest first: {recall|observations, newest first|.1f} % | {by} |
+| within a budget of facts, by words | {recall|observations, similarity|.1f} % | newest first: {recall|observations, newest first|.1f} % | {by} |
 | the same with `embed_model="local"` | {recall_e5|observations with E5, similarity|.1f} % | | {by} |
-| within a budget of facts, by score | {recall|observations, blended|.1f} % | | {by} |
-| the same with `embed_model="local"` | {recall_e5|observations with E5, blended|.1f} % | | {by} |
-| the facts of a block of 2,000 tokens (conversations 3 to 5) | {recall|facts shown within 2,000 tokens, elsewhere, by default: evidence|.1f} % in {recall|facts shown within 2,000 tokens, elsewhere, by default: tokens|,.0f} tokens | | {by} |
 | RealMem: facts grow while questions are asked | {growing|as the block ranks|.1f} % | newest first: {growing|newest first|.1f} % | {by} |
 
-Questions written by hand, in two halves: the rules were chosen on the first.
+Questions written by hand; the rules were chosen on other questions:
 
-| setting | first half | second half | by |
-|---|---|---|---|
-| the fact is among the first 5 of 134, though the question uses other words | {other_words|fact among the first 5, words alone, chosen on|of} | {other_words|fact among the first 5, words alone, elsewhere|of} | {by} |
-| the same with `embed_model="local"` | {other_words_e5|fact among the first 5, words and E5, chosen on|of} | {other_words_e5|fact among the first 5, words and E5, elsewhere|of} | {by} |
-| `min_similarity=0.5` shows exactly the right facts (46 questions each) | {exact_facts|questions with exactly the right facts, chosen on|.0f} | {exact_facts|questions with exactly the right facts, elsewhere|.0f} | {by} |
-| `min_similarity=0.5` shows no fact to a question that none answers (9 each) | {exact_facts|questions without an answer that get no fact, chosen on|.0f} | {exact_facts|questions without an answer that get no fact, elsewhere|.0f} | {by} |
+| setting | right | benchmark |
+|---|---|---|
+| the fact is among the first 5 of 134, though the question uses other words | {other_words|fact among the first 5, words alone, elsewhere|of} | {by} |
+| the same with `embed_model="local"` | {other_words_e5|fact among the first 5, words and E5, elsewhere|of} | {by} |
+| `min_similarity=0.5` shows exactly the right facts | {exact_facts|questions with exactly the right facts, elsewhere|.0f} of 46 | {by} |
+| `min_similarity=0.5` shows no fact to a question that none answers | {exact_facts|questions without an answer that get no fact, elsewhere|.0f} of 9 | {by} |
 
 ## What does it cost?
 
 [Cost](cost.md) has dollars, [prompt caches](prompt-caches.md#figures) each provider's cache.
 
-| setting | this package | LlamaIndex's `Memory` | by |
+| setting | this package | LlamaIndex's `Memory` | benchmark |
 |---|---|---|---|
 | tokens of a prompt in a conversation of 400 turns, all defaults | {per_turn|tokens of a prompt, CondensedMemory, as they come|,.0f} | {per_turn|tokens of a prompt, LlamaIndex's Memory, as they come|,.0f} | {by} |
 | share of these in a cache | {per_turn|share from the cache, CondensedMemory, as they come|.0%} | {per_turn|share from the cache, LlamaIndex's Memory, as they come|.0%} | {by} |
-| tokens of a prompt at a limit of 8,000 without recall | {per_turn|tokens of a prompt, CondensedMemory, a limit of 8,000 tokens|,.0f} | {per_turn|tokens of a prompt, LlamaIndex's Memory, a limit of 8,000 tokens|,.0f} | {by} |
-| share of these in a cache | {per_turn|share from the cache, CondensedMemory, a limit of 8,000 tokens|.0%} | {per_turn|share from the cache, LlamaIndex's Memory, a limit of 8,000 tokens|.0%} | {by} |
-| tokens of a prompt at a limit of 8,000 with 2,000 tokens of recall | {per_turn|tokens of a prompt, CondensedMemory with recall, a limit of 8,000 tokens|,.0f} | | {by} |
-| share of these in a cache | {per_turn|share from the cache, CondensedMemory with recall, a limit of 8,000 tokens|.0%} | | {by} |
-| price of a prompt, all defaults, OpenAI up to GPT-5.5 | {equal_room|price of a turn, with all defaults, to LlamaIndex's Memory, as long|.2f} | 1 with prompts as long | {by} |
-| price of a turn, all defaults and the calls that learn facts, OpenAI up to GPT-5.5 | WHOLE_PRICE | 1 with prompts as long | `cached_prefix`, `background_calls` |
-| price of a prompt token without facts, OpenAI up to GPT-5.5 | {cached_prefix_by_default|price relative to the plain list, R1, CondensedMemory, recall by default, 8,000|.2f} | 1 | {by} |
-| the same without recall | {cached_prefix|price relative to the plain list, R1, CondensedMemory, 8,000|.2f} | 1 | {by} |
-| tokens that llama.cpp processes in a turn, at 4,000 | {real_engine|tokens processed in a turn, CondensedMemory|.0f} | {real_engine|tokens processed in a turn, LlamaIndex's Memory|.0f} | {by} |
+| price of a turn with the calls that learn facts, OpenAI up to GPT-5.5 | WHOLE_PRICE | 1 with prompts as long | `cached_prefix`, `background_calls` |
+| of this, the prompts | {cached_prefix_by_default|price of a turn, R1, CondensedMemory, all defaults, facts known, to LlamaIndex's Memory, as long as all defaults|.1f} | 1 | {by} |
+| prompts without facts and recall | {cached_prefix|price relative to the plain list, R1, CondensedMemory, 8,000|.2f} | 1 | {by} |
+| tokens that llama.cpp processes in a turn, of a limit of 4,000 | {real_engine|tokens processed in a turn, CondensedMemory|.0f} | {real_engine|tokens processed in a turn, LlamaIndex's Memory|.0f} | {by} |
 | the same without recall | {real_engine|tokens processed in a turn, CondensedMemory, recall off|.0f} | | {by} |
 
 ## How fast is it?
 
-| setting | this package | LlamaIndex's `Memory` | by |
+| setting | this package | LlamaIndex's `Memory` | benchmark |
 |---|---|---|---|
 | a turn of a growing session, at 100 messages | {history_cost|one turn, CondensedMemory at 100 messages|.0f} ms | {history_cost|one turn, LlamaIndex's Memory at 100 messages|.0f} ms | {by} |
-| the same at 1,000 | {history_cost|one turn, CondensedMemory at 1,000 messages|.0f} ms | {history_cost|one turn, LlamaIndex's Memory at 1,000 messages|.0f} ms | {by} |
 | the same at 10,000 | {history_cost|one turn, CondensedMemory at 10,000 messages|.0f} ms | {history_cost|one turn, LlamaIndex's Memory at 10,000 messages|.0f} ms | {by} |
-| a turn at 10,000 messages, all of which match the question | {turn_cost|one turn, CondensedMemory at 10,000 messages|.0f} ms, {turn_cost|10,000 messages with recall against 100|.1f} times that at 100 | {turn_cost|one turn, Memory without blocks at 100 messages|.0f} ms at 100 messages | {by} |
-| the same without recall | {turn_cost|one turn, CondensedMemory at 10,000 messages, recall_token_limit=0|.0f} ms, {turn_cost|10,000 messages without recall against 100|.2f} times that at 100 | | {by} |
 | longest pause of the event loop in 99 of 100 turns, 10,000 messages and 1,000 facts | {turn_cost|longest pause in 99 of 100 turns, 10,000 messages and 1,000 facts|.0f} ms | | {by} |
-| the same in all turns | {turn_cost|longest pause in a turn, 10,000 messages and 1,000 facts|.0f} ms | | {by} |
-| a turn with 1,000 facts against a turn with none | {facts_cost|a turn with 1,000 facts against one without|.2f} times | | {by} |
 | delay of the agent's first call by an extraction model of 1 s | {facts_cost|the first call of the model comes later by|.1f} ms | | {by} |
-| order of 1,000 facts for a question | {ranking_speed|question with rank, 1,000 facts|.1f} ms | | {by} |
-| the same of 10,000 | {ranking_speed|question with rank, 10,000 facts|.1f} ms | | {by} |
-| the same of 100,000 | {ranking_speed|question with rank, 100,000 facts|.1f} ms | | {by} |
 | processor time of `embed_model="local"` for a fact or a short question | {other_words_e5|time of the processor for a fact or a question|.0f} ms | | {by} |
 | `aput_messages` of 6,000 messages | {bulk_put|one put of 6,000 messages|.1f} s | | {by} |
-| first `aget` of a new process, 100,000 messages ([up to a second](keeping-it-short.md#recall) is indexing) | {restore|more than a fresh session, 100,000 messages|.0f} ms | | {by} |
-| the same in a database of `Memory` | {restore|more than a fresh session, 100,000 messages of LlamaIndex's Memory|.0f} ms | | {by} |
+| first `aget` of a new process, 100,000 messages | {restore|more than a fresh session, 100,000 messages|.0f} ms | | {by} |
 | a process that has served 200 users with 2,000 messages each | {process_size|resident size, a process with 200 users of 2,000 messages|.0f} MiB | | {by} |
-| processor time of a process's first question | {first_question|CPU time, with the vocabulary|*1000 .0f} ms | | {by} |
-| memory of a process's first question | {first_question|memory, with the vocabulary|.0f} MiB | | {by} |
 | `from llama_index_memory_ext import CondensedMemory` after `import llama_index.core` | {import_time|seconds more than LlamaIndex alone|*1000 .0f} ms | | {by} |
 
 ## Are facts true?
 
-| case | result | by |
+| case | result | benchmark |
 |---|---|---|
-| true facts of LoCoMo that the checks lose, with exact quotes | {honesty|LoCoMo, true facts lost: exact quotes|.1f} % | {by} |
-| the same with quotes as models alter them | {honesty|LoCoMo, true facts lost: altered quotes of all kinds|.1f} % | {by} |
+| true facts of LoCoMo that the checks lose, with quotes as models alter them | {honesty|LoCoMo, true facts lost: altered quotes of all kinds|.1f} % | {by} |
 | true facts that the checks lose in a hard set written by hand | {honesty|hard set, true facts lost: all|.1f} % | {by} |
 | replies written to deceive that are stored as statements | {honesty|false replies stored: all|.0f} % | {by} |
-| the same without wishes and orders (stored on purpose), duplicates and retirements | {honesty|false replies stored: without what is stored on purpose, duplicates and retirements|.0f} % | {by} |
-| invented numbers stored, of replies written to deceive | {honesty|false replies stored: invented number|of} | {by} |
-| secrets stored, of the same | {honesty|false replies stored: secret|of} | {by} |
+| secrets stored, of replies written to deceive | {honesty|false replies stored: secret|of} | {by} |
 | true facts made false by a program that are stored as statements | {honesty|falsehoods stored, elsewhere|.1f} % | {by} |
-| of these, two swapped names | {honesty|falsehoods stored, elsewhere: two names swapped|of} | {by} |
-| of these, statements of another turn | {honesty|falsehoods stored, elsewhere: a statement of another turn|of} | {by} |
 | secrets stored, of 30 written by hand | {secrets_stored|secrets stored|.0f} | {by} |
-| harmless facts lost as secrets, of 30 | {secrets_stored|harmless facts lost|.0f} | {by} |
 
 ## Is anything lost?
 
-| case | this package | a list of strings | by |
+| case | this package | a list of strings | benchmark |
 |---|---|---|---|
-| tasks told in 2 to 40 pieces with tool calls between: every piece reaches the model, once, in order, in one message | {sharded|all holds, CondensedMemory|.0%} | {sharded|all holds, the recipe|.0%} | {by} |
-| the same with a restart in the middle | {sharded|all holds, CondensedMemory, taken over by a new one|.0%} | {sharded|all holds, the recipe, taken over by a new one|.0%} | {by} |
+| tasks told in 2 to 40 pieces, with a restart: every piece reaches the model once, in order, in one message | {sharded|all holds, CondensedMemory, taken over by a new one|.0%} | {sharded|all holds, the recipe, taken over by a new one|.0%} | {by} |
 | words or facts of a user that another user is shown, in 200 random interleavings of 3 users in 4 sessions | {whose_words|times that a user was shown another's words|.0f} | | {by} |
-| the first question of a new session: messages of another session that it knows before facts are learned, with a model that takes 1 s | {next_session|messages known to the first question, learned in 1 s|of} | | {by} |
-| the same with 30 s | {next_session|messages known to the first question, learned in 30 s|of} | | {by} |
-| differences between an index and a new one, after 20,000 random changes and questions in all languages | {index_operations|differences between an index and a new one|.0f} | | {by} |
+| messages of another session that a first question knows, with an extraction model that takes 1 s | {next_session|messages known to the first question, learned in 1 s|of} | | {by} |
 | right answers to questions about a day, with the days in the prompt | {dated_questions|questions about a day: the days add, mean|times} times as likely | | {by} |
-| the same to other questions | {dated_questions|questions: the days add, mean|times} times as likely | | {by} |
 """
 
 IN_SHORT = """
 | question | this package | LlamaIndex's `Memory` |
 |---|---|---|
 | Does the model see what matters? Evidence in prompts of 4,000 tokens | {evidence_in_prompt|mean over the questions, CondensedMemory, recall by default|.0f} %; with 2,000 tokens of recall {evidence_in_prompt|mean over the questions, CondensedMemory with recall|.0f} % | {evidence_in_prompt|mean over the questions, LlamaIndex's Memory|.0f} %; with `VectorMemoryBlock` {evidence_in_prompt_e5|mean over the questions, VectorMemoryBlock, two nodes|.0f} to {evidence_in_prompt_e5|mean over the questions, VectorMemoryBlock, 18 nodes, asked by two messages|.0f} % |
-| What does it cost? Price of a turn with prompts of the same length, learning included, with OpenAI's cache (up to GPT-5.5) | WHOLE_PRICE; prompts alone {equal_room|price of a turn, with all defaults, to LlamaIndex's Memory, as long|.1f}; without facts and recall {cached_prefix|price relative to the plain list, R1, CondensedMemory, 8,000|.2f} | 1 |
+| What does it cost? Price of a turn with prompts of the same length, learning included, with OpenAI's cache (up to GPT-5.5) | WHOLE_PRICE; prompts alone {cached_prefix_by_default|price of a turn, R1, CondensedMemory, all defaults, facts known, to LlamaIndex's Memory, as long as all defaults|.1f}; without facts and recall {cached_prefix|price relative to the plain list, R1, CondensedMemory, 8,000|.2f} | 1 |
 | How fast is it? A turn at 10,000 messages | {history_cost|one turn, CondensedMemory at 10,000 messages|.0f} ms | {history_cost|one turn, LlamaIndex's Memory at 10,000 messages|.0f} ms |
 | Are facts true? True facts that the checks lose, with altered quotes | {honesty|LoCoMo, true facts lost: altered quotes of all kinds|.1f} % | no checks |
 | Is anything lost? Tasks in 2 to 40 pieces with a restart, complete and in one message | {sharded|all holds, CondensedMemory, taken over by a new one|.0%} | every piece, in separate messages |
@@ -158,7 +127,6 @@ Where LlamaIndex's `Memory`, a list of messages, does better:
   nothing without `cache_points`, and {cached_prefix_by_default|share found, R4, CondensedMemory, recall by default, marked, 8,000|.0%} with it.
 - **Long conversations.** By default our prompts are longer: {per_turn|tokens of a prompt, CondensedMemory, as they come|,.0f} tokens in the mean of 400 turns, against {per_turn|tokens of a prompt, LlamaIndex's Memory, as they come|,.0f}.
 - **Some last messages.** A question that needs nothing of the conversation got 28 of 30 right answers in one message, and 30 in a list.
-- **Time with recall.** With 10,000 messages that all match the question, a turn takes {turn_cost|one turn, CondensedMemory at 10,000 messages|.0f} ms. A `Memory` without blocks takes {turn_cost|one turn, Memory without blocks at 100 messages|.0f} ms at 100 messages.
 """
 
 
@@ -172,7 +140,7 @@ def _older_than_the_code(*names: str) -> str:
 READ_FIRST = """
 | | LlamaIndex `Memory` | `CondensedMemory` |
 |---|---|---|
-| share of the needed messages that are in the prompt ({equal_room|questions|.0f} questions of [LoCoMo](https://github.com/snap-research/locomo), about 9,000 tokens for both) | {equal_room|mean over the questions, LlamaIndex's Memory, as long when asked|.0f} % | **{equal_room|mean over the questions, with all defaults|.0f} %** |
+| share of the needed messages that are in the prompt ({equal_room|questions|.0f} questions of [LoCoMo](https://github.com/snap-research/locomo), in {equal_room|tokens of a prompt with a question, LlamaIndex's Memory, as long when asked|,.0f} and {equal_room|tokens of a prompt with a question, with all defaults|,.0f} tokens) | {equal_room|mean over the questions, LlamaIndex's Memory, as long when asked|.0f} % | **{equal_room|mean over the questions, with all defaults|.0f} %** |
 | a message that has left the prompt | is lost, unless a memory block stores it | can come back when a question is about it |
 | facts are learned | from messages that no longer fit (the "waterfall") | from each turn, when they are needed |
 | a fact is | a line that the model may rewrite | quoted, dated, correctable, deletable |
@@ -182,21 +150,18 @@ READ_FIRST = """
 OLDER
 **When not to use it:**
 
-- **Cost is everything.** A provider's cache serves the conversation at about a tenth of the price. Recalled messages and facts for a question are new in each turn, so they cost the full price. Compared with a `Memory` that shows as much of the conversation, a prompt costs {equal_room|price of a turn, with all defaults, to LlamaIndex's Memory, as long as the record|.1f} times as much by default, {equal_room|price of a turn, without facts, to LlamaIndex's Memory, as long as the record|.1f} times without facts (`facts_token_limit=0`), and {equal_room|price of a turn, without facts and recall, to LlamaIndex's Memory, as long as the record|.2f} times without facts and recall (`recall_token_limit=0`). Learning facts takes {background_calls|calls in a turn, facts|*100 .0f} more calls in 100 turns ([prices in dollars](docs/cost.md)). Anthropic, Bedrock and OpenAI's GPT-5.6 or later cache nothing without [`cache_points`](docs/prompt-caches.md).
+- **Cost is everything.** A provider's cache serves the conversation at about a tenth of the price. Recalled messages and facts for a question are new in each turn, so they cost the full price. Compared with a `Memory` whose prompts are as long, a turn costs WHOLE_PRICE times as much by default, {cached_prefix_by_default|price relative to the plain list, R1, CondensedMemory, recall by default, 8,000|.1f} times without facts, and {cached_prefix|price relative to the plain list, R1, CondensedMemory, 8,000|.2f} times without facts and recall ([prices in dollars](docs/cost.md)). Anthropic, Bedrock and OpenAI's GPT-5.6 or later cache nothing without [`cache_points`](docs/prompt-caches.md).
 - **Conversations are short and users never come back:** there is nothing to find again, and no fact to carry over.
 - **You need proof of better answers.** The table counts messages in the prompt, not right answers. [All figures](docs/figures.md), with the answers of one small model.
 """
 
 DEFAULTS = """
-A turn, in tokens (`equal_room`: the same conversations, facts as LoCoMo notes them, OpenAI's cache up to GPT-5.5):
-
-| | tokens of a prompt | from the cache | paid, as tokens at the full price | relative to LlamaIndex's `Memory` as long | relative to a `Memory` as long as the record |
-|---|---|---|---|---|---|
-| all defaults, with a record of 8,000 | {equal_room|tokens of a prompt, with all defaults|,.0f} | {equal_room|share from the cache, with all defaults|.0%} | {equal_room|paid for a prompt, with all defaults|,.0f} | {equal_room|price of a turn, with all defaults, to LlamaIndex's Memory, as long|.2f} | {equal_room|price of a turn, with all defaults, to LlamaIndex's Memory, as long as the record|.2f} |
-| `facts_token_limit=0` | {equal_room|tokens of a prompt, without facts|,.0f} | {equal_room|share from the cache, without facts|.0%} | {equal_room|paid for a prompt, without facts|,.0f} |  | {equal_room|price of a turn, without facts, to LlamaIndex's Memory, as long as the record|.2f} |
-| `facts_token_limit=0`, `recall_token_limit=0` | {equal_room|tokens of a prompt, without facts and recall|,.0f} | {equal_room|share from the cache, without facts and recall|.0%} | {equal_room|paid for a prompt, without facts and recall|,.0f} |  | {equal_room|price of a turn, without facts and recall, to LlamaIndex's Memory, as long as the record|.2f} |
-| LlamaIndex's `Memory`, as long as ours with all defaults | {equal_room|tokens of a prompt, LlamaIndex's Memory, as long|,.0f} | {equal_room|share from the cache, LlamaIndex's Memory, as long|.0%} | {equal_room|paid for a prompt, LlamaIndex's Memory, as long|,.0f} | 1 |  |
-| LlamaIndex's `Memory`, as long as the record | {equal_room|tokens of a prompt, LlamaIndex's Memory, as long as the record|,.0f} | {equal_room|share from the cache, LlamaIndex's Memory, as long as the record|.0%} | {equal_room|paid for a prompt, LlamaIndex's Memory, as long as the record|,.0f} |  | 1 |
+| a limit of 8,000 tokens for the record, OpenAI's cache up to GPT-5.5 | tokens of a prompt | from the cache | price, relative to a `Memory` with prompts as long |
+|---|---|---|---|
+| all defaults | {cached_prefix_by_default|tokens of a prompt, CondensedMemory, all defaults, facts known, 8,000|,.0f} | {cached_prefix_by_default|share found, R1, CondensedMemory, all defaults, facts known, 8,000|.0%} | {cached_prefix_by_default|price of a turn, R1, CondensedMemory, all defaults, facts known, to LlamaIndex's Memory, as long as all defaults|.2f} |
+| `facts_token_limit=0` | {cached_prefix_by_default|tokens of a prompt, CondensedMemory, recall by default, 8,000|,.0f} | {cached_prefix_by_default|share found, R1, CondensedMemory, recall by default, 8,000|.0%} | {cached_prefix_by_default|price relative to the plain list, R1, CondensedMemory, recall by default, 8,000|.2f} |
+| `facts_token_limit=0`, `recall_token_limit=0` | {cached_prefix|tokens of a prompt, CondensedMemory, 8,000|,.0f} | {cached_prefix|share found, R1, CondensedMemory, 8,000|.0%} | {cached_prefix|price relative to the plain list, R1, CondensedMemory, 8,000|.2f} |
+| LlamaIndex's `Memory`, prompts as long as with all defaults | {cached_prefix_by_default|tokens of a prompt, LlamaIndex's Memory, as long as all defaults, 8,000|,.0f} | {cached_prefix_by_default|share found, R1, LlamaIndex's Memory, as long as all defaults, 8,000|.0%} | 1 |
 """
 
 # The rule of each provider without marks, and with them; "" where marks change nothing.
@@ -210,14 +175,9 @@ CACHES, BY_DEFAULT = "cached_prefix", "cached_prefix_by_default"
 # Label, file, side without marks or None, side with marks or None.
 RECALLING = (
     (
-        "`CondensedMemory` without facts, recall by default (1,000 of the 8,000 tokens)",
+        "`CondensedMemory` without facts, recall by default",
         BY_DEFAULT,
         "CondensedMemory, recall by default",
-    ),
-    (
-        "with 2,000 tokens of recall besides the 8,000",
-        CACHES,
-        "CondensedMemory with recall",
     ),
     ("`recall_token_limit=0`", CACHES, "CondensedMemory"),
 )
@@ -227,7 +187,6 @@ WITHOUT_MARKS = (
         CACHES,
         "LlamaIndex's Memory",
     ),
-    ("`ChatMemoryBuffer`", CACHES, "ChatMemoryBuffer"),
     (
         "a list of strings in one message, the oldest dropped each turn",
         CACHES,
@@ -237,13 +196,6 @@ WITHOUT_MARKS = (
 TOOLS = (
     ("`cache_points=True`", "CondensedMemory, marked"),
     ("with recall besides", "CondensedMemory, marked with recall"),
-)
-ENGINE = (
-    ("`CondensedMemory`", "CondensedMemory"),
-    ("the same with recall off", "CondensedMemory, recall off"),
-    ("LlamaIndex's `Memory`, as long", "LlamaIndex's Memory"),
-    ("`ChatMemoryBuffer`", "ChatMemoryBuffer"),
-    ("a list of strings, the oldest dropped each turn", "the recipe"),
 )
 
 
@@ -286,27 +238,6 @@ def _tools() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _engine() -> str:
-    heads = (
-        "tokens of a prompt",
-        "reused",
-        "processed in a turn",
-        "CPU to the first token, mean",
-    )
-    asked = (
-        ("tokens of a prompt", ",.0f"),
-        ("share reused", ".0%"),
-        ("tokens processed in a turn", ",.0f"),
-        ("CPU to the first token, mean", ".1f"),
-    )
-    lines = ["", f"| | {' | '.join(heads)} |", "|---|---|---|---|---|"]
-    for label, side in ENGINE:
-        lines.append(
-            f"| {label} | {' | '.join(f'{{real_engine|{what}, {side}|{how}}}' for what, how in asked)} s |"
-        )
-    return "\n".join(lines) + "\n"
-
-
 TEXTS: dict[str, str] = {
     "all": ALL_FIGURES.replace("WHOLE_PRICE", WHOLE_PRICE),
     "readme": READ_FIRST.replace(
@@ -319,22 +250,11 @@ TEXTS: dict[str, str] = {
     "stale-prices": stale_sources(),
     "whole-price": WHOLE_PRICE,
     "background-tokens": "{background_calls|calls in a turn, facts|*100 .0f} calls in 100 turns; in a turn, it sends {background_calls|tokens sent in a turn, facts|,.0f} tokens and receives {background_calls|tokens received in a turn, facts|.0f}",
+    "learning-share": f"{learning_share():.0%}".replace("%", " %"),
     "summary-calls": "{background_calls|calls in a turn, summaries|*100 .1f} calls in 100 turns, {background_calls|tokens sent in a turn, summaries|.0f} tokens a turn",
-    "fact-tokens": "{equal_room|tokens of a prompt, with all defaults|,.0f} tokens with facts and {equal_room|tokens of a prompt, without facts|,.0f} without",
     "caches": _by_provider(),
     "tools": _tools(),
-    "engine": _engine(),
-    "other-limits": """
-Without recall:
-
-| limit | OpenAI up to GPT-5.5 | GPT-5.6, Anthropic and Bedrock, with marks | DeepSeek |
-|---|---|---|---|
-| 50,000 tokens (no conversation is as long) | {cached_prefix|share found, R1, CondensedMemory, 50,000|.0%}; {cached_prefix|price relative to the plain list, R1, CondensedMemory, 50,000|.2f} | {cached_prefix|share found, R4, CondensedMemory, marked, 50,000|.0%}; {cached_prefix|price relative to the plain list, R4, CondensedMemory, marked, 50,000|.2f} | |
-| 4,000 tokens, prompts of {cached_prefix|tokens of a prompt, CondensedMemory, 4,000|,.0f} tokens | {cached_prefix|share found, R1, CondensedMemory, 4,000|.0%}; {cached_prefix|price relative to the plain list, R1, CondensedMemory, 4,000|.2f} | {cached_prefix|share found, R4, CondensedMemory, marked, 4,000|.0%}; {cached_prefix|price relative to the plain list, R4, CondensedMemory, marked, 4,000|.2f} | {cached_prefix|share found, R5, CondensedMemory, 4,000|.0%}; {cached_prefix|price relative to the plain list, R5, CondensedMemory, 4,000|.2f} |
-| LlamaIndex's `Memory` at 4,000 | {cached_prefix|share found, R1, LlamaIndex's Memory, 4,000|.0%}; 1 | | |
-""",
     "local-time": "{other_words_e5|time of the processor for a fact or a question|.0f} ms",
-    "before-recall": "{cached_prefix_by_default|share found, R1, CondensedMemory, recall by default, before what is recalled|.0%}",
     "questions-sent": "{cached_prefix|prompts of each side|,.0f}",
     "cache-record": "{cached_prefix|share found, R1, CondensedMemory, 8,000|.0%}",
     "cache-without-recall": "{cached_prefix|share found, R1, CondensedMemory, 8,000|.0%} of its tokens can come from a [prompt cache](prompt-caches.md) at 8,000 tokens, {cached_prefix|share found, R1, CondensedMemory, 4,000|.0%} at 4,000",

@@ -47,18 +47,11 @@ from llama_index_memory_ext.checks.clauses import closest_clause, denies, senten
 from llama_index_memory_ext.checks.evidence import find_quote
 from llama_index_memory_ext.errors import FactReplyError
 from llama_index_memory_ext.fact import CATEGORIES, Fact
-from llama_index_memory_ext.learning.prompt import (
-    ask_for_facts,
-    extraction_prompt,
-    with_contents,
-)
+from llama_index_memory_ext.learning.prompt import extraction_prompt
+from llama_index_memory_ext.learning.rejections import CHECKS, Check
 from llama_index_memory_ext.learning.reply import ExtractionReply, read_facts, reply_of
-from llama_index_memory_ext.learning.validation import (
-    CHECKS,
-    Check,
-    ValidatedReply,
-    validate_reply,
-)
+from llama_index_memory_ext.learning.report import ask_for_facts, with_contents
+from llama_index_memory_ext.learning.validation import ValidatedReply, validate_reply
 from llama_index_memory_ext.models.ask import usage_of
 from llama_index_memory_ext.text.tokens import TokenCounter
 from llama_index_memory_ext.text.turns import Utterance

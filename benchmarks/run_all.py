@@ -1,6 +1,7 @@
 """Runs the benchmarks in turn, each in its own process; the exit code is 1 if one is missed or not measured.
 
-    python -m benchmarks.run_all [--data FOLDER] [--only NAME ...] [--stale] [--jobs N] [--list] [--show-progress]
+    python -m benchmarks.run_all [--data FOLDER] [--only NAME ...] [--stale] [--jobs N] [--list]
+        [--base-url URL --model NAME] [--show-progress]
 
 ``--stale`` runs those alone whose results are older than what they measure, or that have none: after an interruption it
 goes on with what is left. ``--jobs`` runs so many at a time, the longest first; those that time something follow, one
@@ -22,7 +23,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from benchmarks.command import NOT_MEASURED, SHOW_PROGRESS, shown
+from benchmarks.command import BASE_URL, NOT_MEASURED, SHOW_PROGRESS, shown
 from benchmarks.honesty import DEFAULT_FOLDER as HONESTY
 from benchmarks.locomo import DEFAULT_FOLDER, file_in
 from benchmarks.measured import RESULTS, stale
@@ -33,14 +34,18 @@ LOCOMO, FOLDER, CASES = (
     "a folder with LoCoMo",
     "cases written by hand, and LoCoMo",
 )
-REALMEM, BENCH, E5, POSTGRESQL = (
+REALMEM, BENCH, E5, POSTGRESQL, MODEL = (
     "RealMem",
     "[bench]",
     "[local] for a part",
     "PostgreSQL (in [dev])",
+    "a model behind --base-url",
 )
 # In the order in which they run.
 NEEDS: dict[str, tuple[str, ...]] = {
+    "answers": (BENCH, MODEL, E5),
+    "answers_locomo": (BENCH, MODEL, LOCOMO),
+    "live_agent": (BENCH, MODEL),
     "import_time": (),
     "first_question": (),
     "cached_prefix": (BENCH, LOCOMO),
@@ -80,12 +85,15 @@ NAMES = tuple(NEEDS)
 # They time something, or use all cores: nothing else may run beside them.
 ALONE = frozenset(
     {
+        "answers",
+        "answers_locomo",
         "bulk_put",
         "facts_cost",
         "first_question",
         "hard_days",
         "history_cost",
         "import_time",
+        "live_agent",
         "long_session",
         "many_sessions",
         "other_words",
@@ -99,10 +107,14 @@ ALONE = frozenset(
 )
 
 
-def arguments_of(name: str, data: Path) -> list[str]:
-    """The files and folders that the command of a benchmark names."""
-    named = {LOCOMO: [file_in(data)], CASES: [HONESTY, file_in(data)]}
-    named |= {FOLDER: [data], REALMEM: [data]}
+def arguments_of(
+    name: str, data: Path, base_url: str = "", model: str = ""
+) -> list[str]:
+    """The files, folders and the model that the command of a benchmark names."""
+    named: dict[str, list[Any]] = {LOCOMO: [file_in(data)]}
+    named |= {CASES: [HONESTY, file_in(data)], FOLDER: [data], REALMEM: [data]}
+    if base_url:
+        named[MODEL] = [f"{BASE_URL}={base_url}", f"--model={model}"]
     return [str(path) for need in NEEDS[name] for path in named.get(need, [])]
 
 
@@ -178,7 +190,10 @@ def side_by_side(names: Sequence[str]) -> list[str]:
 def run_each(names: Sequence[str], asked: argparse.Namespace) -> dict[str, int]:
     """The exit code of each benchmark."""
     progress = [SHOW_PROGRESS] if asked.show_progress else []
-    arguments = {name: [*arguments_of(name, asked.data), *progress] for name in names}
+    arguments = {}
+    for name in names:
+        named = arguments_of(name, asked.data, asked.base_url, asked.model)
+        arguments[name] = [*named, *progress]
     beside = side_by_side(names) if asked.jobs > 1 else []
     with ThreadPoolExecutor(asked.jobs) as pool:
         run_beside = partial(run, is_beside=True)
@@ -221,6 +236,13 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
         metavar="N",
         help="run so many at a time that time nothing; the others follow alone",
     )
+    parser.add_argument(
+        BASE_URL,
+        default="",
+        metavar="URL",
+        help="a server with OpenAI's protocol, for those that ask a real model",
+    )
+    parser.add_argument("--model", default="default", metavar="NAME")
     parser.add_argument(SHOW_PROGRESS, action="store_true")
     return parser.parse_args(arguments)
 

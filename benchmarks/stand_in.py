@@ -20,6 +20,7 @@ from llama_index.core.base.llms.types import (
     TextBlock,
     ToolCallBlock,
 )
+from llama_index.core.tools import BaseTool
 from sklearn.feature_extraction.text import HashingVectorizer  # type: ignore[import-untyped]
 
 from benchmarks.locomo import text_of
@@ -77,10 +78,10 @@ _VECTORIZER = HashingVectorizer(
 
 
 def _answer(
-    messages: Sequence[ChatMessage], tools: Sequence[str] = (), **_: Any
+    messages: Sequence[ChatMessage], tools: Sequence[BaseTool] = (), **_: Any
 ) -> TextBlock | ToolCallBlock:
     asked = text_of(messages[-1])
-    if "report_facts" in tools:
+    if any(tool.metadata.name == "report_facts" for tool in tools):
         said = _USER_MESSAGE.findall(asked.partition("<transcript>")[2])
         return ToolCallBlock(
             tool_call_id="call_1", tool_name="report_facts", tool_kwargs=_reported(said)

@@ -1,12 +1,10 @@
-"""A fact about a user: its fields, states and changes, which agents see it, and the facts before and after it."""
+"""A fact about a user: its fields, states and changes."""
 
 from __future__ import annotations
 
 import json
 import re
 import unicodedata
-from collections import defaultdict
-from dataclasses import dataclass
 from datetime import date, datetime, timezone
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
@@ -23,12 +21,12 @@ from pydantic import (
 )
 
 from llama_index_memory_ext.errors import FactError
-from llama_index_memory_ext.settings import build_checked, check_id
+from llama_index_memory_ext.settings import build_checked
 from llama_index_memory_ext.text.messages import clean, in_zone
 from llama_index_memory_ext.words import visible
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Collection, Mapping
 
 # The kinds of facts that a model is asked for, unless the program names its own.
 CATEGORIES = ("preference", "knowledge", "context", "behavior", "goal", "correction")
@@ -550,149 +548,3 @@ def _space_or_mark(match: re.Match[str]) -> str:
     if mark in _DISTINGUISHING or not unicodedata.category(mark).startswith("P"):
         return mark
     return " "
-
-
-# Whose facts a memory shows. "user": the facts that all agents share. "agent": the facts
-# of a single agent.
-Scope: TypeAlias = Literal["user", "agent", "both"]
-
-
-@dataclass(frozen=True, slots=True)
-class AgentView:
-    """The facts of a user that an agent sees.
-
-    ``agents``: the agents whose facts are seen, None among them for shared facts; None
-    for all facts.
-    ``own``: the agent of a new fact; None: a new fact is shared.
-    """
-
-    agents: tuple[str | None, ...] | None = (None,)
-    own: str | None = None
-
-    def sees(self, agent_id: str | None) -> bool:
-        """Return whether a fact of this agent is seen; None: a shared fact."""
-        return self.agents is None or agent_id in self.agents
-
-    def check(self, agent_id: str | None) -> None:
-        """Raise a FactError for an agent whose facts are not seen; None: the shared facts."""
-        if not self.sees(agent_id):
-            raise FactError(
-                f"Expected {' or '.join(map(_described, self.agents or ()))}; got {_described(agent_id)}. "
-                "Use a memory of that agent, or an agent_id and a scope that see such facts."
-            )
-
-    def owner(self, agent_id: str | None) -> str | None:
-        """Return the agent that an imported fact belongs to here.
-
-        A shared fact becomes the agent's own where no shared facts are seen.
-
-        Raises:
-            FactError: The fact is another agent's.
-        """
-        if agent_id is None and not self.sees(None):
-            return self.own
-        self.check(agent_id)
-        return agent_id
-
-
-# The view without an agent.
-SHARED = AgentView()
-ALL = AgentView(None)
-
-
-def view_of(agent_id: str | None, scope: str | None) -> AgentView:
-    """Return the facts that an agent sees.
-
-    Args:
-        agent_id: The agent; None: no agent.
-        scope: "user", "agent", "both" or "all"; None: "both" for an agent, else "user".
-
-    Raises:
-        FactError: The scope is unknown, or needs an agent.
-        SettingError: The ``agent_id`` is no id.
-
-    >>> view_of("travel", None), view_of(None, None) == SHARED
-    (AgentView(agents=(None, 'travel'), own='travel'), True)
-    """
-    if agent_id is None and scope in (None, "user"):
-        return SHARED
-    check_id("agent_id", agent_id)
-    if scope == "all":
-        return ALL
-    name = clean(agent_id)
-    views = {
-        "user": SHARED,
-        "agent": AgentView((name,), name),
-        "both": AgentView((None, name), name),
-    }
-    view = views.get(scope or "both")
-    if view is None:
-        raise FactError(f'Expected the scope "user", "agent" or "both"; got {scope!r}.')
-    if name is None:
-        raise FactError(
-            f'The scope "{scope}" needs to know the agent, and agent_id is None. Name it, agent_id="travel", or leave '
-            "out the scope for facts that all agents share."
-        )
-    return view
-
-
-def _described(agent_id: str | None) -> str:
-    if agent_id is None:
-        return "a shared fact (agent_id None)"
-    return f"a fact of agent {agent_id!r}"
-
-
-def past_facts(facts: Mapping[str, Fact], now: datetime) -> Iterator[Fact]:
-    """Yield the facts that were true before, by id.
-
-    A fact is left out if the user wants a successor of it forgotten.
-    """
-    for fact in facts.values():
-        if fact.state(now) == "past":
-            ids = _reached(fact.id, lambda fact_id: _successors(facts.get(fact_id)))
-            is_forgotten = any(
-                facts[fact_id].retired_by == "request"
-                for fact_id in ids
-                if fact_id in facts
-            )
-            if not is_forgotten:
-                yield fact
-
-
-def history_of(facts: Iterable[Fact], fact_id: str, namespace: str) -> list[Fact]:
-    """Return a fact with its predecessors and its successors, oldest first.
-
-    Replacements that were undone count, too. Raises a FactError for an unknown id.
-    """
-    by_id = {fact.id: fact for fact in facts}
-    if fact_id not in by_id:
-        raise FactError(
-            f"{namespace!r} has no fact {fact_id!r} ({len(by_id)} facts). List them first."
-        )
-    replaced = defaultdict[str, list[str]](list)
-    for fact in by_id.values():
-        for successor in _successors(fact):
-            replaced[successor].append(fact.id)
-    before = _reached(fact_id, lambda linked_id: replaced[linked_id])
-    after = _reached(fact_id, lambda linked_id: _successors(by_id.get(linked_id)))
-    chain = dict.fromkeys([*reversed(before), fact_id, *after])
-    history = [by_id[linked_id] for linked_id in chain if linked_id in by_id]
-    return sorted(history, key=lambda fact: fact.created_at)
-
-
-def _reached(start: str, links: Callable[[str], Iterable[str]]) -> list[str]:
-    """Return the ids that are reached from an id, link by link, nearest first."""
-    ids = [start]
-    for fact_id in ids:
-        for linked_id in links(fact_id):
-            if linked_id not in ids:
-                ids.append(linked_id)
-    return ids[1:]
-
-
-def _successors(fact: Fact | None) -> list[str]:
-    """Return the ids of the facts that have replaced a fact, also of undone replacements."""
-    if fact is None:
-        return []
-    ids = [past.replaced_by for past in fact.past_retirements]
-    return list(filter(None, (*ids, fact.replaced_by)))

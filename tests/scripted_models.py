@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from copy import deepcopy
@@ -14,6 +15,7 @@ from llama_index.core.tools.types import ToolMetadata
 from llama_index.llms.openai import OpenAI
 from pydantic import BaseModel
 
+from llama_index_memory_ext.background.jobs import running_jobs
 from tests.openai_server import Model, OpenAIServer, serve
 
 describe_arguments = ToolMetadata.get_parameters_dict
@@ -67,11 +69,21 @@ async def starting() -> AsyncIterator[StartClient]:
                 httpx.AsyncClient(),
             )
             stack.push_async_callback(async_http_client.aclose)
+            stack.push_async_callback(cancel_jobs)
             return client_of(
                 server, http_client, async_http_client, client, **settings
             ), server
 
         yield start
+
+
+async def cancel_jobs() -> None:
+    """Cancel the jobs that a test leaves: a client that closes while a job connects leaves the connection open."""
+    loop = asyncio.get_running_loop()
+    jobs = [job for job in running_jobs if job.get_loop() is loop]
+    for job in jobs:
+        job.cancel()
+    await asyncio.gather(*jobs, return_exceptions=True)
 
 
 def client_without_connections(server: OpenAIServer) -> OpenAI:

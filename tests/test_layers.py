@@ -32,34 +32,36 @@ apps/cli    __init__                                                      # word
 ---
 agents      tools > retriever > contexts                                  # memory as an agent's tools
 ---
-memory      preview > condensed_memory > backfill settings unknown > search stats template    # preset
+memory      preview > condensed_memory > backfill prompt > writing >
+            fields > settings > search stats template                        # preset
 ---
-blocks      record facts                                                  # the doors for LlamaIndex
+blocks      record facts > learning log_end                               # the doors for LlamaIndex
 ---
 record      summary unread > recall > index > window > sticky text        # within the limit
-learning    extractor > endings validation                                # how facts are learned
+learning    extractor > changes endings request > batch validation >
+            progress wording > rejections                                 # how facts are learned
 ---
-facts       book > known > ranking                             # how facts are kept and ranked
+facts       book > filters known > history ranking             # how facts are kept and ranked
 ---
 checks      comparison > clauses > evidence secrets                       # how a statement compares with its source
 ---
 blocks      __init__                                                      # what both blocks share: they read one log
-learning    prompt > reply                                                # what a model is asked, and its answer
+learning    prompt report > budget reply > categories                     # what a model is asked, and its answer
 ---
-store       __init__ > deletion > owners > facts vectors > log > readers >
-            rows > database > marks versions > transaction >
-            address tables cache changes > encryption                     # tables, rows, keys
+store       __init__ > deletion writing sessions > words log owners facts vectors >
+            readers > fact_rows > rows > database > marks versions > transaction >
+            address cache changes schema > encryption tables              # tables, rows, keys
 search      embeddings > tfidf                                            # how similar two texts are
 formats     __init__ > layouts                                  # messages of other programs, as JSON
 ---
-.           fact                                                          # a fact; which facts an agent sees
+.           agent_view fact                                               # a fact; which facts an agent sees
 models      caching_openai local_embeddings offline > ask                       # how a model is asked
 ---
 text        trim > limits > entries turns > messages > tokens             # messages as text, counted and cut
 ---
 words       tokens > asking dates pronouns > __init__                     # words
 ---
-background  jobs threads loading > loop > recent > locks                  # threads, and work that no answer waits for
+background  jobs threads loading > recent loop > locks                    # threads, and work that no answer waits for
 ---
 .           settings > errors events                                      # what all of it uses
 """
@@ -70,7 +72,7 @@ MODULES = {
     ).removesuffix(".__init__"): name
     for name in FILES
 }
-MOST_LEVELS = 11
+MOST_LEVELS = 12
 # Limits of the whole package: they only become lower. Comments and docstrings are free.
 MOST_TOKENS = 161_055
 MOST_TOKENS_PER_LINE = 7.6
@@ -86,18 +88,22 @@ WITH_ONE_IMPORTER = {
     "apps/mcp.py": "needs the extra mcp",
     "apps/cli/facts.py": "is one of the groups of commands",
     "learning/endings.py": "is a request of its own, for models without tools",
-    "learning/validation.py": "decides in plain functions, apart from the class that asks and stores",
+    "blocks/learning.py": "decides when facts are learned, apart from how they are shown",
+    "blocks/log_end.py": "follows the log, apart from what is shown of it",
+    "learning/changes.py": "decides in plain functions, apart from the class that asks and stores",
+    "learning/wording.py": "decides in plain functions, apart from the checks",
     "record/unread.py": "is read while another session is unread",
     "formats/layouts.py": "converts one message, apart from the list around it",
     "apps/inspector/actions.py": "writes, apart from the pages, which only read",
     "apps/inspector/server.py": "needs the extra inspect",
-    "memory/settings.py": "decides limits and places in plain functions, apart from the class that acts",
+    "memory/prompt.py": "makes the prompt, apart from the class that programs call",
     "memory/stats.py": "is loaded when a program asks for statistics, and public",
-    "memory/unknown.py": "reads the words of a question, which is off by default",
     "record/summary.py": "is a request of its own, which is off by default",
     "record/sticky.py": "decides in plain functions, apart from the class that reads and stores",
     "store/deletion.py": "is one of the subjects of the store",
-    "store/changes.py": "decides in plain functions, apart from the tables",
+    "store/sessions.py": "is one of the subjects of the store",
+    "store/words.py": "deletes words from facts, apart from the rows of sessions",
+    "store/writing.py": "is one of the subjects of the store",
     "store/versions.py": "makes and upgrades tables, apart from the connections",
     "background/threads.py": "runs the jobs of stores, apart from their databases",
     "text/trim.py": "is a public function of its own",
@@ -295,18 +301,18 @@ def test_the_public_names_are_sorted_and_exist() -> None:
 
 # What importing the preset may load, by room: nothing that extracts, checks, sums up, deletes or reads said dates.
 LOADED_WITH_THE_PRESET = {
-    "": "errors events fact settings",
+    "": "agent_view errors events fact settings",
     "background": "jobs loading locks loop recent threads",
-    "blocks": "facts record",
-    "facts": "book known ranking",
+    "blocks": "facts learning log_end record",
+    "facts": "book filters history known ranking",
     "formats": "layouts",
-    "learning": "prompt reply",
-    "memory": "condensed_memory search settings stats template",
+    "learning": "categories",
+    "memory": "condensed_memory fields prompt search settings template writing",
     "models": "ask local_embeddings",
     "record": "index recall sticky text window",
     "search": "embeddings tfidf",
-    "store": "address cache changes database deletion encryption facts log marks owners readers rows tables "
-    "transaction vectors versions",
+    "store": "address cache changes database deletion encryption fact_rows facts log marks owners readers rows schema "
+    "sessions tables transaction vectors versions words writing",
     "text": "entries limits messages tokens turns",
     "words": "asking dates pronouns tokens",
 }

@@ -125,14 +125,14 @@ CALLS: list[tuple[Callable[[Any], Any], str, str, str]] = [
     (
         lambda _: opened(async_database_uri="memory.db"),
         "must be a SQLAlchemy address",
-        "saw the name of a file",
-        "Pass 'sqlite:///memory.db', or a Path",
+        "saw a text that is none",
+        "Pass a file of SQLite as a Path",
     ),
     (
         lambda _: MemoryStore("memory.db"),
         "must be a SQLAlchemy address",
-        "saw the name of a file",
-        "Pass 'sqlite:///memory.db', or a Path",
+        "saw a text that is none",
+        "Pass a file of SQLite as a Path",
     ),
     (
         lambda _: opened(insert_method="middle"),

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from llama_index_memory_ext.background.loop import run
 from llama_index_memory_ext.errors import FactError, LimitError, StoreError
-from llama_index_memory_ext.facts.book import FactFilter
+from llama_index_memory_ext.facts.filters import FactFilter
 from llama_index_memory_ext.facts.ranking import Weights, days_of
 from llama_index_memory_ext.memory.search import check_memory, check_search
 from llama_index_memory_ext.record.recall import LONGEST_MESSAGE_TOKENS, FoundMessage
@@ -192,8 +192,7 @@ class MemoryRetriever(BaseRetriever):
 
     def _message_node(self, message: FoundMessage) -> NodeWithScore:
         memory = self.memory
-        block = memory.facts_block
-        weights = Weights(block.similarity_weight, block.confidence_weight).shares()
+        weights = Weights().shares()
         # Each database counts its rows from 1, and LlamaIndex merges nodes with the same
         # id.
         database = memory.sql_store.database.identity

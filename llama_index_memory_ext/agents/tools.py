@@ -457,7 +457,7 @@ class MemoryToolSpec(BaseToolSpec):
         """Return the last lines of the session, and the results of tools, oldest first."""
         if not self.in_session:
             return [Utterance(0, "user", quote)], ()
-        return await extractor.recent()
+        return await extractor.batches.recent()
 
     def _describe(self, fact: Fact, characters: int = SHORT_ID_CHARACTERS) -> str:
         content = escape_tags(" ".join(fact.content.split()))

@@ -1,63 +1,60 @@
-"""The demo, which compares two memories."""
+"""The demo: three memories answer questions about the past, also after a killed process."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
+import re
+import subprocess
 import sys
 import tempfile
 import textwrap
+import time
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from llama_index.core.base.embeddings.base import BaseEmbedding
+from llama_index.core.callbacks import CallbackManager, TokenCountingHandler
 from llama_index.core.llms import ChatMessage
-from llama_index.core.memory import Memory
+from llama_index.core.memory import (
+    FactExtractionMemoryBlock,
+    Memory,
+    VectorMemoryBlock,
+)
+from llama_index.core.schema import BaseNode  # noqa: TC002 - pydantic reads it
+from llama_index.core.vector_stores import SimpleVectorStore
+from pydantic import Field
 
 import llama_index_memory_ext as ext
 from llama_index_memory_ext import OfflineModel, SettingError, body_of
-from llama_index_memory_ext.apps.cli import (
-    TIMEOUT,
-    model_host,
-    one_line,
-    plain,
-    pluralize,
-)
+from llama_index_memory_ext.apps.cli import TIMEOUT, model_host, one_line, plain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from llama_index.core.llms import LLM
+    from llama_index.core.vector_stores import VectorStoreQueryResult
 
 _TOKEN_LIMIT = 3_000
-# A long prompt is printed without its middle. A long line is printed without its end.
-_FIRST_LINES = 4
-_LAST_LINES = 15
 _COLUMNS = 78
-# US dollars for a million tokens, from https://developers.openai.com/api/docs/pricing
-# in November 2026. A cached token costs 0.075 less.
-_MODEL = "gpt-4o-mini"
-_INPUT_PRICE = 0.15
-_CACHE_DISCOUNT = 0.075
-_OUTPUT_PRICE = 0.60
-# OpenAI caches prompts from 1,024 tokens on, in steps of 128:
-# https://developers.openai.com/api/docs/guides/prompt-caching
-_LEAST_CACHED = 1_024
-_CACHE_STEP = 128
 _COUNTER = ext.TokenCounter()
+_TOLD = "I'm allergic to nuts."
+_ASKED = "May I have the nut cake?"
 
 
 class _Question(NamedTuple):
     """A question about the past.
 
-    ``turn``: the number of the turn with the answer.
+    ``turns``: the numbers of the turns that it asks about.
     ``label``: the name in the table.
     ``text``: the question.
     ``answer``: words that the right answer contains.
     """
 
-    turn: int
+    turns: Sequence[int]
     label: str
     text: str
     answer: str
@@ -68,7 +65,7 @@ _CONVERSATION = json.loads(Path(__file__).with_name("conversation.json").read_by
 _QUESTIONS = [_Question(**fields) for fields in _CONVERSATION["questions"]]
 
 
-def choose_model() -> LLM:
+def choose_model(**options: Any) -> LLM:
     """Return the model that the variables name; without ``OPENAI_API_KEY`` the offline model.
 
     ``OPENAI_MODEL``: any name with the server at ``OPENAI_API_BASE``.
@@ -77,13 +74,13 @@ def choose_model() -> LLM:
     """
     variables = os.environ
     if not variables.get("OPENAI_API_KEY"):
-        return OfflineModel()
+        return OfflineModel(**options)
     seconds = variables.get("OPENAI_TIMEOUT") or str(TIMEOUT)
     if not seconds.replace(".", "", 1).isdecimal():
         raise SettingError(
             f"OPENAI_TIMEOUT must be a number of seconds such as 30; got {seconds!r}. Unset it for 30 seconds."
         )
-    options: dict[str, Any] = {
+    options |= {
         "model": variables.get("OPENAI_MODEL") or "gpt-4o-mini",
         "api_base": variables.get("OPENAI_API_BASE"),
         "OPENAI_CONTEXT_WINDOW": variables.get("OPENAI_CONTEXT_WINDOW") or None,
@@ -94,190 +91,235 @@ def choose_model() -> LLM:
 
 def describe_model(model: LLM) -> str:
     """Return the name and the host of a model; of the offline model, why it answers."""
+    name = model.metadata.model_name
     if isinstance(model, OfflineModel):
-        return "a small offline one that answers by rules, because OPENAI_API_KEY is not set"
-    return f"{model.metadata.model_name} at {model_host()}"
+        return f"an {name}, because OPENAI_API_KEY is not set"
+    return f"{name} at {model_host()}"
+
+
+class _Words(BaseEmbedding):
+    """Embeds a text as the counts of its words, without a model."""
+
+    def _get_text_embedding(self, text: str) -> list[float]:
+        counts = [0.0] * 512
+        for word in re.findall(r"\w+", text.casefold()):
+            counts[zlib.crc32(word.encode()) % len(counts)] += 1
+        return counts
+
+    def _get_query_embedding(self, query: str) -> list[float]:
+        return self._get_text_embedding(query)
+
+    async def _aget_query_embedding(self, query: str) -> list[float]:
+        return self._get_text_embedding(query)
+
+
+class _Texts(SimpleVectorStore):
+    """LlamaIndex's vector store in memory, with the texts that its memory block needs."""
+
+    stores_text: bool = True
+    nodes: dict[str, BaseNode] = Field(default_factory=dict)
+
+    def add(self, nodes: Sequence[BaseNode], **options: Any) -> list[str]:
+        self.nodes.update({node.node_id: node for node in nodes})
+        return super().add(nodes, **options)
+
+    def query(self, *args: Any, **options: Any) -> VectorStoreQueryResult:
+        result = super().query(*args, **options)
+        result.nodes = [self.nodes[node_id] for node_id in result.ids or ()]
+        return result
+
+
+class _Answer(NamedTuple):
+    """The answer to a question, and the prompt that the model saw."""
+
+    text: str
+    prompt: str
 
 
 @dataclass
 class _Side:
-    """A memory of the comparison, and the tokens of the model's calls with it.
-
-    ``sent``, ``received``: tokens of the prompts and of the replies.
-    ``cached``: tokens of the prompts that OpenAI's cache finds.
-    ``answered``: for each question, whether the model answered it from the prompt.
-    ``learning``: the price of the calls that learn facts, in millionths of a dollar.
-    """
+    """A memory of the comparison; ``learning`` counts the tokens of the calls that learn facts."""
 
     name: str
-    memory: Memory
-    calls: int = 0
-    sent: int = 0
-    cached: int = 0
-    received: int = 0
-    last_prompt: str = ""
-    answered: list[bool] = field(default_factory=list)
-    learning: float = 0.0
+    memory: Any
+    learning: TokenCountingHandler
+    prompt_tokens: list[int] = field(default_factory=list)
+    answers: list[_Answer] = field(default_factory=list)
 
-    def add_call(self, prompt: str, reply: ChatMessage) -> None:
-        """Add a call of the model. The cache finds the beginning that the prompt shares with the last prompt."""
-        shared = _COUNTER.count(os.path.commonprefix([self.last_prompt, prompt]))  # noqa: RUF071 - texts, not paths
-        if shared >= _LEAST_CACHED:
-            self.cached += shared - shared % _CACHE_STEP
-        self.calls += 1
-        self.sent += _COUNTER.count(prompt)
-        self.received += _COUNTER.count(body_of(reply))
-        self.last_prompt = prompt
+    async def ask(self, model: LLM, question: str) -> _Answer:
+        """Ask a question as an agent does, and return the answer."""
+        await self.memory.aput(ChatMessage(question))
+        messages = await self.memory.aget()
+        response = await model.achat(messages)
+        await self.memory.aput(response.message)
+        return _Answer(body_of(response.message), "\n".join(map(body_of, messages)))
+
+    def is_right(self, index: int) -> bool:
+        """Return whether an answer is right and stood in the prompt; a right guess does not count."""
+        answer = self.answers[index]
+        right = _QUESTIONS[index].answer
+        return right in answer.prompt and right in answer.text.replace(",", "")
 
 
-def run() -> int:
-    """Hold a conversation with both memories, print the answers and the costs, and return the exit code."""
+def _open_sides(folder: Path, session: str) -> list[_Side]:
+    """Open a session of each memory; their databases are in the folder."""
+    sides = []
+    for name in ("Memory", "Memory, its blocks", "CondensedMemory"):
+        handler = TokenCountingHandler(tokenizer=_COUNTER)
+        model = choose_model(callback_manager=CallbackManager([handler]))
+        options: dict[str, Any] = {
+            "session_id": session,
+            "token_limit": _TOKEN_LIMIT,
+            "async_database_uri": f"sqlite+aiosqlite:///{folder.as_posix()}/{name}.db",
+        }
+        memory: Any
+        if name == "CondensedMemory":
+            # In a new session, the question waits until the old session was read.
+            memory = ext.CondensedMemory.from_defaults(
+                **options, user_id="logan", llm=model, wait_for_facts=TIMEOUT
+            )
+        else:
+            blocks = []
+            if name != "Memory":
+                blocks = [
+                    FactExtractionMemoryBlock(llm=model),
+                    VectorMemoryBlock(vector_store=_Texts(), embed_model=_Words()),
+                ]
+            # By default LlamaIndex's Memory drops 3,000 tokens at once.
+            memory = Memory.from_defaults(
+                **options, memory_blocks=blocks, token_flush_size=_TOKEN_LIMIT // 10
+            )
+        sides.append(_Side(name, memory, handler))
+    return sides
+
+
+def run(*, with_all: bool = False) -> int:
+    """Compare the memories, print what comes of it, and return the exit code; ``with_all`` adds each answer."""
+    folder = Path(tempfile.mkdtemp(prefix="demo-"))
     model = choose_model()
+    _print_labelled("Model", describe_model(model))
+    _print_labelled("Databases", str(folder))
+    print()
     messages = ext.messages_from_json(_CONVERSATION)
-    user_texts = [body_of(message) for message in messages if message.role == "user"]
-    turns = len(user_texts) + len(_QUESTIONS)
-    uri = f"sqlite+aiosqlite:///{Path(tempfile.mkdtemp(prefix='demo-')).as_posix()}/memory.db"
-    print(
-        f"A conversation of {turns} turns, with two memories that have token_limit={_TOKEN_LIMIT:,} each\n"
-    )
-    _print_labelled("model", describe_model(model))
-    _print_labelled("database", uri)
-    print(
-        f"\n\nTURNS 1 TO {len(user_texts)}: orders of a fruit trader, and among them:\n"
-    )
-    for question in _QUESTIONS:
-        _print_labelled(f"turn {question.turn}", user_texts[question.turn - 1])
-    print(
-        """
-  These turns come with the demo. They are put into both memories with their
-  answers, which takes some seconds. The model is asked for one thing only:
-  which facts CondensedMemory should learn from each turn.""",
-        flush=True,
-    )
-    _print_table(asyncio.run(_compare(model, uri, messages)), turns)
+    sides = asyncio.run(_compare(model, folder, messages))
+    _print_table(sides)
+    other_folder = Path(tempfile.mkdtemp(prefix="demo-", dir=folder))
+    _kill_after_telling(other_folder)
+    asyncio.run(_ask_after_kill(model, other_folder))
+    if with_all:
+        _print_all(sides, messages)
+    print("\n`demo --all` prints each answer. Use it in your agent: docs/quickstart.md")
     return 0
 
 
 async def _compare(
-    model: LLM, uri: str, messages: Sequence[ChatMessage]
+    model: LLM, folder: Path, messages: Sequence[ChatMessage]
 ) -> list[_Side]:
-    """Put the messages into both memories, ask each memory the questions, and return the results."""
-    # By default LlamaIndex's Memory uses 70 % of its limit, and drops 3,000 tokens at
-    # once.
-    host_memory = Memory.from_defaults(
-        token_limit=_TOKEN_LIMIT,
-        chat_history_token_ratio=1,
-        token_flush_size=_TOKEN_LIMIT // 10,
-    )
-    async with ext.CondensedMemory.from_defaults(
-        "demo",
-        user_id="logan",
-        llm=model,
-        async_database_uri=uri,
-        token_limit=_TOKEN_LIMIT,
-    ) as ours:
-        sides = [
-            _Side("LlamaIndex Memory", host_memory),
-            _Side("CondensedMemory", ours),
-        ]
-        for number, message in enumerate(messages, 1):
-            if sys.stdout.isatty():
-                print(f"\r  {number} of {len(messages)} messages", end="", flush=True)
-            for side in sides:
-                if message.role == "assistant":
-                    # An agent would have sent this prompt, and got this reply.
-                    prompt = await side.memory.aget()
-                    side.add_call("\n".join(map(body_of, prompt)), message)
-                await side.memory.aput(message)
-            # An agent need not wait. The demo waits, so that each run shows the same
-            # facts in the same turn.
-            await ours.facts_block.await_jobs("demo")
-        print(
-            f"\n\nTHE LAST {len(_QUESTIONS)} TURNS: the model answers from what each memory shows it"
-        )
-        for question in _QUESTIONS:
-            print(f"\nQuestion: {question.text}")
-            for side in sides:
-                await _ask(model, side, question)
-            await ours.facts_block.await_jobs("demo")
-        usage = (await ours.astats()).usage["facts"]
-        sides[1].learning = (
-            usage.prompt_tokens * _INPUT_PRICE + usage.completion_tokens * _OUTPUT_PRICE
-        )
+    """Put the messages into each memory, and ask the questions."""
+    sides = _open_sides(folder, "demo")
+    ours = sides[-1].memory
+    for number, message in enumerate(messages, 1):
+        if sys.stdout.isatty():
+            print(f"\r  {number} of {len(messages)} messages", end="\r", flush=True)
+        for side in sides:
+            if message.role == "assistant":
+                # An agent would have sent this prompt, and got this reply.
+                prompt = await side.memory.aget()
+                texts = "\n".join(map(body_of, prompt))
+                side.prompt_tokens.append(_COUNTER.count(texts))
+            await side.memory.aput(message)
+        # An agent need not wait. The demo waits, so that each run learns the same facts.
+        await ours.facts_block.await_jobs("demo")
+    for question in _QUESTIONS:
+        for side in sides:
+            answer = await side.ask(model, question.text)
+            side.answers.append(answer)
+            side.prompt_tokens.append(_COUNTER.count(answer.prompt))
+    await ours.aclose()
     return sides
 
 
-async def _ask(model: LLM, side: _Side, question: _Question) -> None:
-    """Ask a question and print the answer; print the prompt of the first question, too."""
-    await side.memory.aput(ChatMessage(question.text))
-    messages = await side.memory.aget()
-    response = await model.achat(messages)
-    await side.memory.aput(response.message)
-    prompt = "\n".join(map(body_of, messages))
-    answer = body_of(response.message)
-    if not side.answered:
-        _print_prompt(f"{side.name}: {pluralize(len(messages), 'message')}", prompt)
-    _print_labelled(side.name, answer)
-    side.add_call(prompt, response.message)
-    # A right guess does not count.
-    is_in_prompt = question.answer in prompt
-    side.answered.append(is_in_prompt and question.answer in answer.replace(",", ""))
-
-
-def _print_prompt(title: str, prompt: str) -> None:
-    """Print the beginning and the end of a long prompt, without blank lines."""
-    print(f"\n  The prompt of {title}, {_COUNTER.count(prompt):,} tokens")
-    lines = [one_line(line, _COLUMNS - 6) for line in prompt.splitlines() if line]
-    for line in (*lines[:_FIRST_LINES], "...", *lines[-_LAST_LINES:]):
-        print("    |", line)
-
-
-def _print_table(sides: Sequence[_Side], turns: int) -> None:
-    """Print the answers of each memory, and the costs of its prompts."""
-    # From millionths of a dollar for all turns to cents for a thousand turns.
-    scale = 0.1 / turns
+def _print_table(sides: Sequence[_Side]) -> None:
+    """Print which answers of each memory are right, and the tokens of a turn."""
+    labels = [question.label for question in _QUESTIONS]
     columns = [
         [
-            "RESULT",
-            *(question.label for question in _QUESTIONS),
-            "questions answered",
+            "RIGHT ANSWERS",
+            *labels,
+            "in all",
             "mean tokens of a prompt",
-            "share that a prompt cache finds",
-            f"1,000 turns with {_MODEL}",
-            "  of these for learning facts",
+            "tokens a turn to learn facts",
         ]
     ]
     for side in sides:
-        talking = (
-            side.sent * _INPUT_PRICE
-            - side.cached * _CACHE_DISCOUNT
-            + side.received * _OUTPUT_PRICE
-        )
+        turns = len(side.prompt_tokens)
+        verdicts = [side.is_right(index) for index in range(len(_QUESTIONS))]
         columns.append(
             [
                 side.name,
-                *("yes" if is_answered else "no" for is_answered in side.answered),
-                f"{sum(side.answered)} of {len(_QUESTIONS)}",
-                f"{side.sent / side.calls:,.0f}",
-                f"{side.cached / side.sent:.0%}",
-                f"{(talking + side.learning) * scale:.0f} cents",
-                f"{side.learning * scale:.0f} cents",
+                *("yes" if verdict else "no" for verdict in verdicts),
+                f"{sum(verdicts)} of {len(verdicts)}",
+                f"{sum(side.prompt_tokens) / turns:,.0f}",
+                f"{side.learning.total_llm_token_count / turns:,.0f}",
             ]
         )
-    print("\n")
     for row in zip(*columns, strict=True):
-        print("{:38}{:>20}{:>20}".format(*row))
-    print("""
-yes: the answer is right, and it stood in the prompt. Prices: November 2026.
-CondensedMemory adds earlier messages that it finds for a question, which no
-prompt cache holds, and calls of the model that learn facts (not with
-extract_facts=False). Use it in your agent: docs/quickstart.md""")
+        print("{:32}{:>8}{:>20}{:>18}".format(*row))
+
+
+def _kill_after_telling(folder: Path) -> None:
+    """Tell each memory of the allergy in another process, and kill it."""
+    program = "import asyncio, sys; from llama_index_memory_ext.apps import demo; asyncio.run(demo.tell(sys.argv[1]))"
+    command = [sys.executable, "-c", program, str(folder)]
+    # The command is this program.
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:  # noqa: S603
+        if process.stdout:
+            process.stdout.readline()
+        process.kill()
+
+
+async def tell(folder: str) -> None:
+    """Tell each memory of the allergy, say so on stdout, and wait to be killed."""
+    model = choose_model()
+    for side in _open_sides(Path(folder), "monday"):
+        await side.ask(model, _TOLD)
+    print("told", flush=True)
+    # Blocks the event loop: nothing is learned or closed before the kill.
+    time.sleep(TIMEOUT)  # noqa: ASYNC251
+
+
+async def _ask_after_kill(model: LLM, folder: Path) -> None:
+    """Ask each memory in a new session; print the answers, and the prompt of CondensedMemory."""
+    print(f"\nA process hears {_TOLD!r} and is KILLED.\nA new session: {_ASKED}")
+    sides = _open_sides(folder, "tuesday")
+    for side in sides:
+        answer = await side.ask(model, _ASKED)
+        _print_labelled(side.name, answer.text)
+    tokens = _COUNTER.count(answer.prompt)
+    print(f"\nThe prompt of {side.name}, {tokens} tokens:")
+    for line in answer.prompt.splitlines():
+        print("  |", one_line(line, _COLUMNS))
+    for fact in await side.memory.facts.alist():
+        print(f'The fact quotes the user: "{one_line(fact.quote)}"')
+    await side.memory.aclose()
+
+
+def _print_all(sides: Sequence[_Side], messages: Sequence[ChatMessage]) -> None:
+    """Print the turns that each question is about, and each answer."""
+    user_texts = [body_of(message) for message in messages if message.role == "user"]
+    for index, question in enumerate(_QUESTIONS):
+        print()
+        for turn in question.turns:
+            _print_labelled(f"turn {turn}", user_texts[turn - 1])
+        _print_labelled("Question", question.text)
+        for side in sides:
+            _print_labelled(side.name, side.answers[index].text)
 
 
 def _print_labelled(label: str, text: str) -> None:
-    labelled = plain(f"  {label:17}  {text}")
+    labelled = plain(f"  {label:18}  {text}")
     print(
         textwrap.fill(
-            labelled, _COLUMNS, subsequent_indent=" " * 21, break_on_hyphens=False
+            labelled, _COLUMNS, subsequent_indent=" " * 22, break_on_hyphens=False
         )
     )

@@ -12,9 +12,6 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from llama_index_memory_ext.background.locks import at_fork, thread_lock
-
-# Contexts that were pickled before name it here.
-from llama_index_memory_ext.background.recent import Recent as Recent  # noqa: PLC0414 - an explicit re-export
 from llama_index_memory_ext.errors import StoreError
 
 if TYPE_CHECKING:

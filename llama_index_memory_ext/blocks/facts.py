@@ -15,10 +15,13 @@ from llama_index.core.bridge.pydantic import BeforeValidator, Field, PrivateAttr
 from pydantic import ValidationInfo, field_validator, model_validator
 from typing_extensions import Self, TypedDict
 
-from llama_index_memory_ext.background.jobs import JobKey, Jobs, wait_for_owner
+from llama_index_memory_ext.agent_view import AgentView, Scope, view_of
+from llama_index_memory_ext.background.jobs import JobKey, Jobs
 from llama_index_memory_ext.background.loading import start_loading
 from llama_index_memory_ext.background.recent import Recent
 from llama_index_memory_ext.blocks import DEFAULT_SESSION_ID, LogBlock
+from llama_index_memory_ext.blocks.learning import LearningSchedule, SessionState
+from llama_index_memory_ext.blocks.log_end import read_log_end
 from llama_index_memory_ext.errors import LimitError
 from llama_index_memory_ext.events import (
     ExtractionFailedEvent,
@@ -28,13 +31,8 @@ from llama_index_memory_ext.events import (
 )
 from llama_index_memory_ext.fact import (
     CATEGORIES,
-    CONFIDENCE_WEIGHT,
     DEFAULT_MIN_CONFIDENCE,
     RECENCY_WEIGHT,
-    SIMILARITY_WEIGHT,
-    AgentView,
-    Scope,
-    view_of,
 )
 from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.facts.known import UserFacts
@@ -52,15 +50,13 @@ from llama_index_memory_ext.facts.ranking import (
     counted_line,
     explain,
 )
-from llama_index_memory_ext.learning.prompt import check_categories
+from llama_index_memory_ext.learning.categories import check_categories
 from llama_index_memory_ext.models.ask import Usage
 from llama_index_memory_ext.models.local_embeddings import EmbedModel, embed_model_of
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
 from llama_index_memory_ext.search.tfidf import FactRanker, TfidfRanker
 from llama_index_memory_ext.settings import Switch, check_id
-from llama_index_memory_ext.store.rows import LogPage, LogRow, ReadPosition, Snapshot
 from llama_index_memory_ext.store.tables import (
-    LAST_ID,
     PROFILE_READER,
     display_name,
     namespace_of_session,
@@ -69,9 +65,7 @@ from llama_index_memory_ext.store.vectors import KeptVectors
 from llama_index_memory_ext.text.tokens import CountedText
 from llama_index_memory_ext.text.turns import (
     Question,
-    Utterance,
     question_in,
-    spoken,
     turns_of,
 )
 from llama_index_memory_ext.words.asking import is_statement
@@ -83,21 +77,16 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.learning.extractor import Extractor
     from llama_index_memory_ext.store import MemoryStore
+    from llama_index_memory_ext.store.rows import LogRow, Snapshot
 
 
-# The last rows of a session, by which facts are ranked.
-_CONTEXT_ROWS = 40
 # Ranking more facts takes longer than calling a thread.
 _MOST_IN_EVENT_LOOP = 300
 # Each prompt asks for the same view several times.
 _view_of = cache(view_of)
 NO_FACTS = CountedText("", 0)
 _PROFILE_LIMIT = 1_000
-# Unread messages are read at the first of these limits, chosen for the price of a turn:
-# see docs/cost.md.
-UNREAD_TURNS = 10
-UNREAD_TOKENS = 1_500
-QUIET_SECONDS = 300.0
+_WEIGHTS = Weights(recency=RECENCY_WEIGHT)
 # Tokens of unread messages in a prompt.
 _UNREAD_IN_PROMPT = 500
 
@@ -116,9 +105,6 @@ class FactsOptions(TypedDict, total=False):
     min_confidence: float
     profile_token_limit: int | None
     review: bool
-    similarity_weight: float
-    confidence_weight: float
-    recency_weight: float
     context_turns: int
     min_similarity: float | None
     ranker_factory: Callable[[], FactRanker]
@@ -134,17 +120,11 @@ class FactsForPrompt(NamedTuple):
     question: CountedText = NO_FACTS
 
 
-class _Talk(NamedTuple):
-    """The end of a session's log.
+class _LastPrompt(NamedTuple):
+    """The question of the last prompt of a session, and its record if there was one."""
 
-    ``lines``: the last lines, oldest first.
-    ``seen``: the position up to which the log was read.
-    ``changes``: the epoch and the last change of the user's facts.
-    """
-
-    lines: tuple[Utterance, ...] = ()
-    seen: ReadPosition = ReadPosition()
-    changes: tuple[int, int] | None = None
+    question: Question = Question("", [])
+    record: RecordInPrompt | None = None
 
 
 class RelevantFactsBlock(LogBlock):
@@ -152,9 +132,8 @@ class RelevantFactsBlock(LogBlock):
 
     A model extracts facts from the log of a ``MemoryStore``, in the background. The
     facts belong to a ``user_id``, or to the session if there is none. They are ranked
-    by ``similarity_weight * similarity + confidence_weight * confidence +
-    recency_weight * recency``. Recency is halved by each 40 newer facts, and counts
-    less for a short question (``rank``). For a question about a time, the facts of that
+    by similarity, confidence and recency. Recency is halved by each 40 newer facts, and
+    counts less for a short question (``rank``). For a question about a time, the facts of that
     time are recent.
 
     With an ``agent_id``, the block shows the facts that all agents of the user share
@@ -193,22 +172,6 @@ class RelevantFactsBlock(LogBlock):
     scope: Scope | None = Field(
         default=None,
         description='"user": what all share, "agent": its own, or "both"; None: "both" if there is an agent.',
-    )
-    similarity_weight: float = Field(
-        default=SIMILARITY_WEIGHT,
-        ge=0,
-        description="What similarity weighs in a score.",
-    )
-    confidence_weight: float = Field(
-        default=CONFIDENCE_WEIGHT,
-        ge=0,
-        description="What confidence weighs in a score.",
-    )
-    recency_weight: float = Field(
-        default=RECENCY_WEIGHT,
-        ge=0,
-        validate_default=True,
-        description="For newer facts; 0: age does not matter.",
     )
     # 0.5 asks for a rare word, a few common ones or most of a short question in common,
     # and no more in another fact.
@@ -270,17 +233,8 @@ class RelevantFactsBlock(LogBlock):
     _texts: Recent[tuple[object, ...], FactsForPrompt] = PrivateAttr(
         default_factory=Recent
     )
-    # The record of the last prompt, by session; None without a record.
-    _records: Recent[str, RecordInPrompt | None] = PrivateAttr(default_factory=Recent)
-    # The question of the last prompt, by session.
-    _questions: Recent[str, Question] = PrivateAttr(default_factory=Recent)
-    # The hash of the last question of each session for which other sessions are read; 0
-    # after its answer.
-    _asked: Recent[str, int] = PrivateAttr(default_factory=Recent)
-    # The last row of each session that had left the record at the last prompt.
-    _left: Recent[str, int] = PrivateAttr(default_factory=Recent)
-    # The sessions in which other sessions of the user had unread messages.
-    _unread_elsewhere: Recent[str, bool] = PrivateAttr(default_factory=Recent)
+    _prompts: Recent[str, _LastPrompt] = PrivateAttr(default_factory=Recent)
+    _sessions: Recent[str, SessionState] = PrivateAttr(default_factory=Recent)
     _last_session: str = PrivateAttr(default=DEFAULT_SESSION_ID)
     _rejections: Counter[str] = PrivateAttr(default_factory=Counter)
     _usage: dict[str, Usage] = PrivateAttr(default_factory=dict)
@@ -294,16 +248,6 @@ class RelevantFactsBlock(LogBlock):
                 f"profile_token_limit must be a part of the {limit} tokens of all facts; got {value}. "
                 "Raise token_limit (facts_token_limit of the memory), or lower profile_token_limit."
             )
-        return value
-
-    # A field's check: the error of a whole block would carry all of its fields, the
-    # model too. The last weight is checked, when the others are known.
-    @field_validator("recency_weight")
-    @classmethod
-    def _check_weights(cls, value: float, info: ValidationInfo) -> float:
-        similarity = info.data.get("similarity_weight", 1.0)
-        confidence = info.data.get("confidence_weight", 1.0)
-        Weights(similarity, confidence, value).shares()
         return value
 
     @classmethod
@@ -361,7 +305,7 @@ class RelevantFactsBlock(LogBlock):
             await self.aopen(session_id, questions[-1] if questions else None)
             unread = await self.await_learned(session_id)
         facts = await self._select(messages, session_id, snapshot, record, unread)
-        if self._can_extract:
+        if self.learning.can_extract:
             # After the prompt, while the model answers.
             start_loading("llama_index_memory_ext.learning.extractor")
         return facts
@@ -376,19 +320,20 @@ class RelevantFactsBlock(LogBlock):
     ) -> FactsForPrompt:
         await self.tokenizer_fn.load()
         started = perf_counter()
-        talk = await self._follow_log(session_id, snapshot)
-        if snapshot is None and not talk.lines:
+        log_end = await read_log_end(
+            self._store, session_id, self.namespace_of(session_id), snapshot
+        )
+        if snapshot is None and not log_end.lines:
             self._advise(messages)
-        user_facts = await self._read_facts(session_id, talk.changes)
+        user_facts = await self._read_facts(session_id, log_end.changes)
         # Another memory of the user may read newer facts meanwhile.
         version = user_facts.version
-        turns = turns_of(talk.lines)[-self.context_turns :]
+        turns = turns_of(log_end.lines)[-self.context_turns :]
         last_question = question_in(messages, turns, self.context_turns)
-        self._questions.put(session_id, last_question)
+        self._prompts.put(session_id, _LastPrompt(last_question, record))
         question, context = last_question
         showable = await user_facts.showable_for(question)
-        self._records.put(session_id, record)
-        self._start_if_left(session_id)
+        self.learning.start_if_left(session_id)
         self._last_session = session_id
         surroundings = await self._surroundings(user_facts, showable, question, record)
         unread_text = await self._show_unread(unread, question, surroundings.limit)
@@ -432,13 +377,6 @@ class RelevantFactsBlock(LogBlock):
             )
         return facts._replace(question=self._joined(facts.question, unread_text))
 
-    def _start_if_left(self, session_id: str) -> None:
-        """Extract facts in the background from unread messages that have left the record since the last prompt."""
-        row_id = self._store.jobs.last_left.get(session_id)
-        if row_id and self._is_when_needed and row_id != self._left.get(session_id):
-            self._left.put(session_id, row_id)
-            self._start(session_id)
-
     async def _show_unread(
         self, rows: Sequence[LogRow], question: str, limit: int
     ) -> CountedText:
@@ -480,7 +418,7 @@ class RelevantFactsBlock(LogBlock):
         reader = self.profile_reader_of(record.session_id)
         limit = self.token_limit
         profile = []
-        for fact in await user_facts.profile(reader, record, room, self._weights):
+        for fact in await user_facts.profile(reader, record, room, _WEIGHTS):
             line = showable.lines.get(fact.id)
             # Another task may have read a newer fact since.
             if line and line.tokens <= room:
@@ -509,7 +447,7 @@ class RelevantFactsBlock(LogBlock):
         """Return a key of all that the text depends on beside the facts. The program may set fields at any time."""
         return (
             self.view,
-            self._weights,
+            _WEIGHTS,
             self.min_similarity,
             tuple(self.languages or ()),
             self.token_limit,
@@ -627,14 +565,17 @@ class RelevantFactsBlock(LogBlock):
         """
         session_id = session_id or self._last_session
         await self.alearn(session_id)
-        record = self._records.get(session_id)
+        record = self._last_prompt(session_id).record
         ranking = await self._ranked(question, session_id, context, record)
         return await asyncio.to_thread(explain, ranking, most)
 
     @property
     def last_question(self) -> Question:
         """The question of the last prompt, and the turns before it, as ``aexplain`` takes them."""
-        return self._questions.get(self._last_session) or Question("", [])
+        return self._last_prompt(self._last_session).question
+
+    def _last_prompt(self, session_id: str) -> _LastPrompt:
+        return self._prompts.get(session_id) or _LastPrompt()
 
     @property
     def rejections(self) -> dict[str, int]:
@@ -679,44 +620,51 @@ class RelevantFactsBlock(LogBlock):
 
     def extractor(self, session_id: str, *, at_once: bool = False) -> Extractor:
         """Return the extractor of a session. ``at_once``: a turn that fails is tried again without a pause."""
-        # At the first extraction: it loads all code that reads replies and checks facts.
+        # At the first extraction: these load all code that reads replies and checks facts.
+        from llama_index_memory_ext.learning.batch import BatchReader
         from llama_index_memory_ext.learning.extractor import Extractor
+        from llama_index_memory_ext.learning.request import RequestPlanner
 
-        return Extractor(
-            self._user_facts(session_id),
+        user_facts = self._user_facts(session_id)
+        batches = BatchReader(
+            user_facts,
             session_id,
             self.reader_of(session_id),
             self,
+            is_own=self._own_namespace is not None,
+        )
+        planner = RequestPlanner(
+            user_facts, self.tokenizer_fn, self.categories, self.extraction_prompt
+        )
+        return Extractor(
+            batches,
+            planner,
             self._rejections,
             self._usage,
             self.max_facts,
             self.min_confidence,
-            categories=self.categories,
-            instructions=self.extraction_prompt,
             review=self.review,
-            is_own=self._own_namespace is not None,
             at_once=at_once,
         )
 
-    async def aopen(self, session_id: str, question: str | None = None) -> None:
-        """Extract facts from unread messages of the user's other sessions, in the background.
+    @property
+    def learning(self) -> LearningSchedule:
+        """When facts are extracted."""
+        return LearningSchedule(
+            self,
+            self._store,
+            self._sessions,
+            self._see,
+            self.extractor,
+            self.extract_facts,
+            self.extract_every_turns,
+            self.wait_for_facts,
+            has_record=self._own_namespace is not None,
+        )
 
-        This is done when the session begins. Unless ``extract_every_turns`` is a number,
-        it is also done once for each question.
-        """
-        if not self._extracts():
-            return
-        if question is not None:
-            self._store.jobs.asked.add(session_id)
-        last = self._asked.get(session_id)
-        is_new = question is not None and hash(question) != last
-        if last is not None and not (is_new and self.extract_every_turns is None):
-            return
-        for name in await self._unread_sessions(session_id):
-            if name != session_id:
-                self._unread_elsewhere.put(session_id, value=True)
-                self._start(name, needed=True)
-        self._asked.put(session_id, hash(question or 0))
+    async def aopen(self, session_id: str, question: str | None = None) -> None:
+        """Extract facts from unread messages of the user's other sessions, in the background."""
+        await self.learning.open(session_id, question)
 
     async def await_learned(self, session_id: str) -> list[LogRow]:
         """Wait, for ``wait_for_facts`` seconds at most, for extractions from the user's other sessions.
@@ -725,78 +673,15 @@ class RelevantFactsBlock(LogBlock):
         first. The session's own messages are in its record, or still in short-term
         memory.
         """
-        await wait_for_owner(
-            self.job_key(session_id).owner,
-            self.wait_for_facts,
-            except_session=session_id,
-        )
-        if not self._unread_elsewhere.get(session_id):
-            return []
-        rows = await self._store.readers.unread_elsewhere(
-            session_id, self.reader_of(session_id), self.namespace_of(session_id)
-        )
-        self._unread_elsewhere.put(session_id, bool(rows))
-        return rows
+        return await self.learning.wait_for_others(session_id)
 
     async def alearn(self, session_id: str) -> None:
         """Extract facts from all finished turns of the user before facts are read; wait at most ``wait_for_facts``."""
-        if self._is_when_needed:
-            for name in await self._unread_sessions(session_id):
-                self._start(name, needed=True)
-            await wait_for_owner(self.job_key(session_id).owner, self.wait_for_facts)
+        await self.learning.learn(session_id)
 
     async def count_unread(self, session_id: str) -> int:
         """Return the number of messages in all sessions of the user from which no facts were learned yet."""
-        reader = self.reader_of(session_id)
-        count = 0
-        for name in await self._unread_sessions(session_id):
-            count += await self._store.readers.count_messages(name, reader=reader)
-        return count
-
-    async def _unread_sessions(self, session_id: str) -> list[str]:
-        """Return the sessions of the user with unread messages."""
-        names = await self._store.readers.sessions_of_reader(
-            self.reader_of(session_id), pending=True
-        )
-        if self.namespace_of(session_id) == namespace_of_session(session_id):
-            # A copy of the session has the same reader, but other facts.
-            names = [name for name in names if name == session_id]
-        return names
-
-    def _start(
-        self, session_id: str, *, needed: bool = False, cause: str | None = None
-    ) -> None:
-        """Extract facts of a session in the background: of turns that are due, or of all if they are ``needed``."""
-        key = self.job_key(session_id)
-        if needed:
-            # ``aclose`` waits for the sessions that the block has seen.
-            self._see(session_id)
-            self._store.jobs.needed.add(key)
-        work = partial(self._extract, key)
-        self.jobs.start(key, work, self.retry_seconds, cause=cause)
-
-    async def _extract(self, key: JobKey) -> None:
-        from llama_index_memory_ext.learning.extractor import Due
-
-        session_id = key.session_id
-        needed = self._store.jobs.needed
-        is_needed = key in needed
-        needed.discard(key)
-        due = Due(self.extract_every_turns or UNREAD_TURNS, answered=True)
-        if is_needed:
-            due = Due(answered=session_id in self._store.jobs.asked)
-        elif self.extract_every_turns is None:
-            last_row = self._store.jobs.last_left.get(session_id)
-            if last_row is None:
-                # Without a record, the prompt shows no message of the log.
-                last_row = LAST_ID if self._own_namespace is None else 0
-            due = due._replace(tokens=UNREAD_TOKENS, last_left=last_row)
-        try:
-            await self.extractor(session_id).extract(due)
-        except BaseException:
-            if is_needed:
-                needed.add(key)
-            raise
+        return await self.learning.count_unread(session_id)
 
     async def anotice(
         self,
@@ -809,20 +694,7 @@ class RelevantFactsBlock(LogBlock):
 
         The ``answer`` has just ended a turn. ``asks``: a question stands behind it.
         """
-        if not self._extracts():
-            return
-        cause = None
-        if answer is not None:
-            cause = answer.content
-            self._asked.put(session_id, 0)
-            if not asks:
-                self._store.jobs.asked.discard(session_id)
-            if not self._store.database.in_memory:
-                self._store.jobs.unread.add(session_id)
-        self._start(session_id, cause=cause)
-        if self.extract_every_turns is None:
-            read_all = partial(self._start, session_id, needed=True)
-            self.jobs.start_later(self.job_key(session_id), read_all, QUIET_SECONDS)
+        await self.learning.notice(session_id, answer, asks=asks)
 
     async def anotice_flush(
         self, session_id: str, messages: Sequence[ChatMessage]
@@ -837,32 +709,7 @@ class RelevantFactsBlock(LogBlock):
         The current turn is included. A failure is logged, and the work is tried again.
         """
         for session in self._take_seen(session_id):
-            if self._extracts():
-                await self.jobs.finish(
-                    self.job_key(session), self.extractor(session, at_once=True).extract
-                )
-                # A failure was logged.
-                self._store.jobs.unread.discard(session)
-                self._store.jobs.asked.discard(session)
-
-    @property
-    def _can_extract(self) -> bool:
-        return self.extract_facts and self.known_llm() is not None
-
-    @property
-    def _is_when_needed(self) -> bool:
-        return self._can_extract and self.extract_every_turns is None
-
-    def _extracts(self) -> bool:
-        """Return whether facts are extracted now. The model, or its absence, is logged once in a process."""
-        if not self.extract_facts:
-            return False
-        llm = self.known_llm()
-        name = ""
-        if llm is not None:
-            name = f"{type(llm).__name__} {getattr(llm, 'model', '')}".strip()
-        _log_model(name)
-        return llm is not None
+            await self.learning.flush(session)
 
     def _user_facts(self, session_id: str) -> UserFacts:
         """Return the facts of a session's user, in the state that this process has read.
@@ -938,16 +785,8 @@ class RelevantFactsBlock(LogBlock):
         surroundings: Surroundings,
     ) -> Ranking:
         languages = checked_languages(self.languages)
-        ranking = showable.score(
-            question, context, self._weights, languages, surroundings
-        )
+        ranking = showable.score(question, context, _WEIGHTS, languages, surroundings)
         return ranking._replace(min_similarity=self.min_similarity)
-
-    @property
-    def _weights(self) -> Weights:
-        return Weights(
-            self.similarity_weight, self.confidence_weight, self.recency_weight
-        )
 
     @property
     def profile_limit(self) -> int:
@@ -959,40 +798,6 @@ class RelevantFactsBlock(LogBlock):
     def _room_in(self, name: str, limit: int) -> int:
         """Return the tokens for facts within an element of at most ``limit`` tokens."""
         return max(0, limit - self.tokenizer_fn.count(f"<{name}>\n</{name}>\n"))
-
-    async def _follow_log(self, session_id: str, snapshot: Snapshot | None) -> _Talk:
-        """Return the end of a session's log, from the snapshot if it reaches far enough back."""
-        cache = self._store.cache
-        key = ("talk", self.namespace_of(session_id))
-        talk = cache.get(session_id, key) or _Talk()
-        source: Snapshot | LogPage | None = snapshot
-        rows = snapshot.log_behind(talk.seen) if snapshot else None
-        if source is None or rows is None:
-            source = await self._newest_page(session_id, talk.seen)
-            if not source.fresh:
-                talk = _Talk()
-                source = await self._newest_page(session_id, talk.seen)
-            rows = source.rows
-        lines = list(talk.lines)
-        seen = talk.seen
-        for row in rows:
-            seen = ReadPosition(source.epoch, 0, row.id)
-            text = spoken(row.message)
-            if text:
-                lines.append(Utterance(row.id, row.role, text))
-        talk = _Talk(tuple(lines[-_CONTEXT_ROWS:]), seen, source.facts)
-        cache.put(session_id, key, talk, len(talk.lines))
-        return talk
-
-    async def _newest_page(self, session_id: str, seen: ReadPosition) -> LogPage:
-        """Return the last rows of a session. No reader is named: rows that a reader has processed count, too."""
-        return await self._store.readers.page(
-            session_id,
-            "",
-            seen,
-            limit=_CONTEXT_ROWS,
-            watch=self.namespace_of(session_id),
-        )
 
 
 def _make_ranker(
@@ -1018,17 +823,6 @@ def _make_ranker(
 
 def _fact_ids(text: CountedText) -> list[str]:
     return [entry.fact.id for entry, _ in text.matches]
-
-
-@cache
-def _log_model(name: str) -> None:
-    if name:
-        logger.info("Facts are extracted by %s.", name)
-        return
-    logger.warning(
-        "No facts are extracted, because there is no model: pass llm=... or set Settings.llm. Messages from before "
-        "that are read, too. If no facts are wanted, pass extract_facts=False."
-    )
 
 
 @cache

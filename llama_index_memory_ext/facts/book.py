@@ -5,39 +5,27 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from contextlib import suppress
-from datetime import date, datetime, timedelta, tzinfo
+from datetime import datetime, timedelta, tzinfo
 from itertools import islice
 from operator import attrgetter
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import (
-    AwareDatetime,
-    BaseModel,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    WrapValidator,
-)
-
+from llama_index_memory_ext.agent_view import AgentView, Scope, view_of
 from llama_index_memory_ext.background.loop import in_sync
 from llama_index_memory_ext.errors import FactError
 from llama_index_memory_ext.fact import (
     MAX_FACT,
-    AgentView,
     Fact,
-    FactState,
     RetiredBy,
-    Scope,
     approve,
     duplicate_key,
     edit,
-    history_of,
     restore,
     retire,
     utc_now,
-    view_of,
 )
+from llama_index_memory_ext.facts.filters import FactFilter, beside
+from llama_index_memory_ext.facts.history import history_of
 from llama_index_memory_ext.facts.ranking import RankedFact, rank
 from llama_index_memory_ext.settings import build_checked, unpacked
 from llama_index_memory_ext.store.tables import display_name
@@ -54,81 +42,6 @@ logger = logging.getLogger(__name__)
 
 _SCHEMA = "llama_index_memory_ext.fact"
 _SCHEMA_VERSION = 1
-
-
-def _day(value: Any, check: Callable[[Any], datetime]) -> date:
-    """Return a day, or the day of an ISO date; check any other value."""
-    day = value
-    if isinstance(value, str):
-        with suppress(ValueError):
-            day = date.fromisoformat(value)
-    return day if type(day) is date else check(value)
-
-
-DayOrMoment = Annotated[
-    AwareDatetime, WrapValidator(_day), PlainSerializer(lambda value: value)
-]
-
-
-def _beside(moment: date, limit: date) -> date:
-    """Return a datetime as its own day if it is compared with a day; otherwise as it is."""
-    if isinstance(moment, datetime) and not isinstance(limit, datetime):
-        return moment.date()
-    return moment
-
-
-class FactFilter(BaseModel):
-    """A selection of facts, by all of the conditions that are set, a page at a time."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    since: DayOrMoment | None = Field(
-        default=None, description="Known since this day or datetime, or later."
-    )
-    until: DayOrMoment | None = Field(
-        default=None, description="Known since this day or datetime, or earlier."
-    )
-    category: str | None = Field(default=None, description="Of this kind.")
-    tags: tuple[str, ...] = Field(default=(), description="With all of these tags.")
-    agent_id: str | None = Field(default=None, description="This agent's own.")
-    state: FactState | Literal["all"] | None = Field(
-        default=None, description='In this state; "all": in any.'
-    )
-    limit: int | None = Field(default=None, ge=1, description="Most facts.")
-    after: str | None = Field(
-        default=None,
-        description="The id of the last fact that was seen: those behind it.",
-    )
-
-    def takes(self, fact: Fact, now: datetime) -> bool:
-        """Return whether a fact is selected."""
-        at = fact.created_at
-        if self.since and _beside(at, self.since) < self.since:
-            return False
-        if self.until and _beside(at, self.until) > self.until:
-            return False
-        return (
-            self.category in (None, fact.category)
-            and self.agent_id in (None, fact.agent_id)
-            and self.state in (None, "all", fact.state(now))
-            and set(self.tags) <= set(fact.tags)
-        )
-
-    def start(self, facts: Sequence[Fact]) -> int:
-        """Return where the page begins: behind the fact ``after``.
-
-        Raises:
-            FactError: That fact is not among the facts.
-        """
-        if self.after is None:
-            return 0
-        ids = [fact.id for fact in facts]
-        if self.after not in ids:
-            raise FactError(
-                f"Expected after to be the id of one of {len(ids)} facts; got {self.after!r}. "
-                "Begin again without after."
-            )
-        return ids.index(self.after) + 1
 
 
 def _do_nothing() -> None:
@@ -475,7 +388,7 @@ class FactBook:
         selection = build_checked(FactFilter, FactFilter, FactError, **wanted)
         since = selection.since
         until = selection.until
-        if since and until and _beside(since, until) > _beside(until, since):
+        if since and until and beside(since, until) > beside(until, since):
             raise FactError(
                 f"Expected since to be before until; got {since} and {until}. Exchange them."
             )

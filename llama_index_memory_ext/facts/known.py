@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index_memory_ext.background.locks import thread_lock
 from llama_index_memory_ext.background.recent import Recent
-from llama_index_memory_ext.fact import AgentView, Fact, past_facts
+from llama_index_memory_ext.facts.history import past_facts
 from llama_index_memory_ext.facts.ranking import (
     RecordInPrompt,
     ShowableFacts,
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from llama_index_memory_ext.agent_view import AgentView
+    from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.store import MemoryStore
     from llama_index_memory_ext.store.readers import Readers
     from llama_index_memory_ext.text.tokens import CountedText

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from contextlib import suppress
-from difflib import get_close_matches
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,7 +20,8 @@ from pydantic import (
 )
 
 from llama_index_memory_ext.errors import FactReplyError
-from llama_index_memory_ext.fact import CATEGORIES, DEFAULT_CATEGORY
+from llama_index_memory_ext.fact import CATEGORIES
+from llama_index_memory_ext.learning.categories import read_category
 from llama_index_memory_ext.text.entries import unescape_tags
 from llama_index_memory_ext.text.messages import Json, clean
 from llama_index_memory_ext.words import phrases
@@ -134,18 +134,6 @@ def read_statement(value: Json) -> str:
     if rest != content:
         content = rest[:1].upper() + rest[1:]
     return "" if _is_nothing(content) else content
-
-
-def read_category(value: Json, categories: Sequence[str] = CATEGORIES) -> str:
-    """Return the category that a reply names.
-
-    If it names none, return "knowledge" if that is a category, or else the first one.
-    """
-    spellings = {name.casefold(): name for name in categories}
-    name = value[:_LONGEST_NAME].strip().casefold() if isinstance(value, str) else ""
-    for match in get_close_matches(name, spellings, n=1, cutoff=0.85):
-        return spellings[match]
-    return spellings.get(DEFAULT_CATEGORY, categories[0])
 
 
 def read_confidence(value: Json) -> float:

@@ -4,36 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
-import warnings
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from functools import cache
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    Literal,
-    NamedTuple,
-    TypeAlias,
-    TypeVar,
-)
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
-from llama_index.core.base.llms.types import (
-    ChatMessage,
-    ContentBlock,
-    MessageRole,
-    TextBlock,
-)
-from llama_index.core.bridge.pydantic import Field, PrivateAttr, model_validator
-from llama_index.core.memory import BaseMemoryBlock, InsertMethod, Memory
-from llama_index.core.prompts import RichPromptTemplate
-from pydantic import AfterValidator
+from llama_index.core.base.llms.types import ChatMessage, MessageRole
+from llama_index.core.memory import BaseMemoryBlock, InsertMethod
+from pydantic import ConfigDict
 from typing_extensions import Self, Unpack
 
-from llama_index_memory_ext.background.jobs import log_failure
-from llama_index_memory_ext.background.locks import is_running, lock_for, single_run
+from llama_index_memory_ext.background.locks import lock_for, single_run
 from llama_index_memory_ext.background.loop import in_sync
-from llama_index_memory_ext.blocks import Counter, LogBlock
 from llama_index_memory_ext.blocks.facts import FactsOptions, RelevantFactsBlock
 from llama_index_memory_ext.blocks.record import CondensedMemoryBlock, CondensedOptions
 from llama_index_memory_ext.errors import (
@@ -41,105 +21,78 @@ from llama_index_memory_ext.errors import (
     SessionOwnerError,
     SettingError,
     StoreError,
-    StoreTimeoutError,
 )
-from llama_index_memory_ext.events import MemoryFailure, failure_handler
-from llama_index_memory_ext.facts.ranking import PROFILE_NAME, RecordInPrompt
+from llama_index_memory_ext.events import failure_handler
 from llama_index_memory_ext.formats import Layout, messages_to_json, moved_from_json
-from llama_index_memory_ext.memory import template
+from llama_index_memory_ext.memory.fields import (
+    ErrorHandler,
+    MemoryFields,
+    Redact,
+)
+from llama_index_memory_ext.memory.prompt import assemble, read_prompt, read_turn
 from llama_index_memory_ext.memory.search import MemorySearchResult, check_search
 from llama_index_memory_ext.memory.settings import (
-    DEFAULT_TOKEN_LIMIT,
     StorePlace,
     check_cache_points,
     limits_for,
     session_id_for,
+    settings_of,
     store_for,
+    warn_without_effect,
+    warn_without_summary_model,
+    with_further_blocks,
 )
-from llama_index_memory_ext.memory.stats import MemoryStats, read_stats
+from llama_index_memory_ext.memory.template import MemoryBlocksTemplate
+from llama_index_memory_ext.memory.writing import (
+    access_of,
+    log_blocks,
+    open_blocks,
+    plan_flush,
+    plan_question,
+    run_name,
+    stored_form,
+    tokens_of,
+    write,
+)
 from llama_index_memory_ext.models.ask import warn_of_server_history
-from llama_index_memory_ext.record.window import CachePoints, has_answer_before_question
 from llama_index_memory_ext.settings import (
-    Switch,
-    TimeZone,
-    build_checked,
     check_id,
     check_names,
     describe_value,
     unpacked,
 )
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore, warn_of_unused
-from llama_index_memory_ext.store.rows import (
-    LogRow,
-    ReadPosition,
-    SessionAccess,
-    Snapshot,
-)
-from llama_index_memory_ext.text.entries import (
-    MEDIA_TOKENS,
-    body_of,
-    characters_of,
-    tokens_with_pictures,
-)
-from llama_index_memory_ext.text.messages import (
-    Plan,
-    checked_messages,
-    how_to_put,
-    redact_message,
-    speaker_of,
-)
-from llama_index_memory_ext.text.tokens import LONG_CHARACTERS, TokenCounter, as_counter
+from llama_index_memory_ext.store.rows import SessionAccess
+from llama_index_memory_ext.text.entries import body_of
+from llama_index_memory_ext.text.messages import Plan, how_to_put, speaker_of
+from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
 from llama_index_memory_ext.text.turns import (
-    count_leaving,
-    ends_with_answer,
+    FLUSH_EVERY_TURN,
     is_answer,
     leaving_at_end,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
     from contextlib import AbstractAsyncContextManager
     from datetime import tzinfo
 
     from llama_index.core.base.embeddings.base import BaseEmbedding
     from llama_index.core.llms.llm import LLM
+    from llama_index.core.prompts import RichPromptTemplate
     from llama_index.core.storage.chat_store.base_db import MessageStatus
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     from llama_index_memory_ext.facts.book import FactBook
     from llama_index_memory_ext.memory.backfill import Backfilled
+    from llama_index_memory_ext.memory.stats import MemoryStats
     from llama_index_memory_ext.record.recall import FoundMessage
+    from llama_index_memory_ext.record.window import CachePoints
     from llama_index_memory_ext.store.address import Address
-    from llama_index_memory_ext.store.encryption import EncryptionKey, TextFunction
-
-logger = logging.getLogger(__name__)
-
-# At this share of the token limit or less, every turn but the newest leaves short-term
-# memory, however short it is.
-FLUSH_EVERY_TURN = 0.0001
+    from llama_index_memory_ext.store.encryption import EncryptionKey
 
 # Ends the docstring of a synchronous call.
 _WAITS = ", then wait for extraction, summary and embeddings of this session"
-
-B = TypeVar("B", bound=LogBlock)
-
-# None stores texts unchanged.
-Redact: TypeAlias = Callable[[str], str] | None
-
-
-def _checked_handler(handler: Any) -> Any:
-    """Return ``on_error``; a SettingError for an ``async def``, which nothing would await."""
-    calls = (handler, getattr(handler, "__call__", None))  # noqa: B004 - an object may have an async __call__
-    if any(map(inspect.iscoroutinefunction, calls)):
-        raise SettingError(
-            "on_error must be a plain function; saw an async def, which would never run. Pass a function that starts a "
-            "task: asyncio.create_task(...)."
-        )
-    return handler
-
-
-ErrorHandler: TypeAlias = Annotated[
-    Callable[[MemoryFailure], object] | None, AfterValidator(_checked_handler)
-]
 
 
 async def _wait_for_jobs(memory: CondensedMemory) -> None:
@@ -147,47 +100,22 @@ async def _wait_for_jobs(memory: CondensedMemory) -> None:
 
 
 class MemoryOptions(CondensedOptions, FactsOptions, total=False):
-    """The settings of both blocks that ``CondensedMemory.from_defaults`` takes by name.
+    """The settings of a memory and of its blocks that ``CondensedMemory.from_defaults`` takes by name.
 
-    ``CondensedMemoryBlock`` and ``RelevantFactsBlock`` document them, and so does
-    ``help`` of that function.
+    ``help`` of that function documents them.
     """
 
+    user_id: str | None
+    shared: bool
+    cache_points: CachePoints
+    redact: Redact
+    on_error: ErrorHandler
+    temporary: bool
+    time_zone: str | tzinfo | None
     languages: Sequence[str] | None
 
 
-class _Turn(NamedTuple):
-    """The current turn of a session, read for a prompt.
-
-    ``messages``: the active messages of the session; none if the question follows.
-    ``query``: the messages and the question, for which the blocks select their content.
-    ``question_follows``: the caller sends the question behind the prompt.
-    ``unread``: the user's words in other sessions that were not read for facts.
-    """
-
-    snapshot: Snapshot
-    messages: list[ChatMessage]
-    query: list[ChatMessage]
-    question_follows: bool
-    unread: Sequence[LogRow] = ()
-
-
-class _FittedContents(NamedTuple):
-    """The contents of the memory blocks, truncated to a number of tokens.
-
-    ``contents``: the content of each block, by its name.
-    ``joined``: these contents as the content of one message.
-    ``messages``: further messages, from blocks whose content is messages.
-    ``tokens_left``: below 0 if the contents are still too long.
-    """
-
-    contents: dict[str, Any]
-    joined: list[ContentBlock]
-    messages: list[ChatMessage]
-    tokens_left: int
-
-
-class CondensedMemory(Memory):
+class CondensedMemory(MemoryFields):
     """A LlamaIndex ``Memory`` that shows the model one message: the earlier conversation, and the question.
 
     Build it with ``from_defaults``, pass it to every run, ``agent.run(question,
@@ -210,74 +138,7 @@ class CondensedMemory(Memory):
         >>> memory.close()
     """
 
-    # Fields of the host with different defaults.
-    token_limit: int = DEFAULT_TOKEN_LIMIT
-    chat_history_token_ratio: float = Field(default=FLUSH_EVERY_TURN, ge=0, le=1)
-    image_token_size_estimate: int = Field(default=256, ge=0)
-    audio_token_size_estimate: int = Field(default=256, ge=0)
-    video_token_size_estimate: int = Field(default=256, ge=0)
-    memory_blocks_template: RichPromptTemplate = Field(
-        default_factory=template.MemoryBlocksTemplate
-    )
-    insert_method: InsertMethod = InsertMethod.USER
-    tokenizer_fn: Counter = Field(
-        default_factory=TokenCounter, exclude=True, repr=False
-    )
-    redact: Redact = Field(
-        default=None,
-        exclude=True,
-        repr=False,
-        description="Changes each text before it is stored.",
-    )
-    on_error: ErrorHandler = Field(default=None, exclude=True, repr=False)
-    cache_points: CachePoints = False
-    user_id: str | None = None
-    shared: Switch = False
-    temporary: Switch = False
-    time_zone: TimeZone = None
-    say_unknown: Switch = False
-    sql_store: MemoryStore = Field(
-        default_factory=MemoryStore, exclude=True, repr=False
-    )
-
-    _owns_store: bool = PrivateAttr(default=False)
-    _opened: bool = PrivateAttr(default=False)
-    # Whether a program has called anything of this memory but close, and whether it has
-    # looked at the facts.
-    _is_used: bool = PrivateAttr(default=False)
-    _has_only_facts: bool = PrivateAttr(default=False)
-    # A hash of the last question: a pickle must not hold the words of users. The
-    # sources of the last prompt stay out of pickles, too.
-    _question_hash: int = PrivateAttr(default=0)
-    _last_sources: MemorySearchResult | None = PrivateAttr(default=None)
-
-    if not TYPE_CHECKING:  # With this method, a type checker would not know the fields.
-
-        def __init__(self, **values: Any) -> None:
-            build_checked(type(self), super().__init__, **values)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _check_blocks(cls, values: dict[str, Any]) -> dict[str, Any]:
-        kinds = {type(block) for block in values.get("memory_blocks", ())}
-        if not {CondensedMemoryBlock, RelevantFactsBlock} <= kinds:
-            raise SettingError(
-                "A CondensedMemory needs a CondensedMemoryBlock and a RelevantFactsBlock on the same store. Build it "
-                "with CondensedMemory.from_defaults(...)."
-            )
-        # The host's validators run later and would take a tokenizer of another model.
-        return {
-            "token_limit": DEFAULT_TOKEN_LIMIT,
-            "tokenizer_fn": TokenCounter(),
-            **values,
-        }
-
-    @model_validator(mode="after")
-    def _share_time_zone(self) -> Self:
-        for block in self.memory_blocks:
-            if isinstance(block, LogBlock) and self.time_zone is not None:
-                block.time_zone = self.time_zone
-        return self
+    model_config = ConfigDict(defer_build=False)
 
     @classmethod
     def class_name(cls) -> str:
@@ -285,7 +146,7 @@ class CondensedMemory(Memory):
         return "CondensedMemory"
 
     @classmethod
-    @unpacked(MemoryOptions, CondensedMemoryBlock, RelevantFactsBlock)
+    @unpacked(MemoryOptions, MemoryFields, CondensedMemoryBlock, RelevantFactsBlock)
     def from_defaults(  # type: ignore[override]  # more arguments than the host's, and no other chat store
         cls,
         session_id: str | None = None,
@@ -310,19 +171,9 @@ class CondensedMemory(Memory):
         context_window: int | None = None,
         condensed_token_limit: int | None = None,
         facts_token_limit: int | None = None,
-        user_id: str | None = None,
-        shared: bool = False,
         llm: LLM | None = None,
         embed_model: BaseEmbedding | Literal["local"] | None = None,
-        cache_points: CachePoints = False,
-        redact: Redact = None,
-        on_error: ErrorHandler = None,
         encryption_key: EncryptionKey = None,
-        encrypt: TextFunction = None,
-        decrypt: TextFunction = None,
-        temporary: bool = False,
-        time_zone: str | tzinfo | None = None,
-        say_unknown: bool = False,
         **settings: Unpack[MemoryOptions],
     ) -> CondensedMemory:
         """Return a memory with a condensed block and a facts block on one store.
@@ -352,7 +203,7 @@ class CondensedMemory(Memory):
             audio_token_size_estimate: Tokens of an audio block, at least 0.
             video_token_size_estimate: Tokens of a video, at least 0.
             chat_store: Your store, in place of the following four arguments and of
-                ``encryption_key``, ``encrypt`` and ``decrypt``. You close it.
+                ``encryption_key``. You close it.
             table_name: The chat table.
             async_database_uri: SQLite or PostgreSQL, or the ``Path`` of a SQLite file;
                 default: in memory.
@@ -368,47 +219,14 @@ class CondensedMemory(Memory):
                 without a quarter (at most 8,000) for the turn, at most 50,000.
             facts_token_limit: Most tokens of the facts; 0 shows none; default: an
                 eighth of ``token_limit``, at most 2,000.
-            user_id: The owner of the session and of its facts. The facts are shown in
-                all sessions of this user, and no other user may open the session.
-                Default: each session has an anonymous user, until its first user with
-                an id takes it over.
-            shared: Whether other users may read the session and write to it, with
-                memories that are shared, too. Facts come from each user's own words. A
-                message of a further user names that user in
-                ``additional_kwargs["user_id"]``.
             llm: Extracts facts when they are needed, and summarises with
                 ``summarize``. Default: ``Settings.llm`` if it is set later; without a
                 model, no facts are extracted.
             embed_model: Ranks facts and recalled messages together with their words: a
                 model of LlamaIndex, or "local" for a small model on this machine (extra
                 ``local``). Default: words alone.
-            cache_points: Whether the prompt has LlamaIndex's cache points. Some models
-                reuse a prompt only where it is marked: models of Anthropic, models on
-                Bedrock, and with ``CachingOpenAI`` GPT-5.6 and later. A
-                ``CacheControl`` sets type and ttl. Other integrations refuse cache
-                points.
-            redact: A function from each text of a message, and of the arguments of its
-                tool calls, to the text that is stored; ``redact_secrets`` is such a
-                function. The model sees the stored text. If the function fails, nothing
-                is stored, and the call that puts the message raises a
-                ``SettingError``.
-            on_error: A function that is called once for each failed extraction,
-                summary, embedding or recall, with a ``MemoryFailure``: the work that
-                failed, and the next step. It runs in the event loop, must return
-                quickly, and is no ``async def``. Default: failures are logged.
             encryption_key: The key with which texts are stored encrypted, or a list of
                 keys, as for ``MemoryStore``.
-            encrypt: A function that encrypts a text, in place of ``encryption_key``.
-            decrypt: The reverse function.
-            temporary: Whether nothing is stored. The facts are read from the database,
-                which must exist, and the session is in memory. No facts are extracted,
-                and adding a fact raises a ``StoreError``.
-            time_zone: The time zone of the user, as "Europe/Paris", or a ``tzinfo``. It
-                tells on which day a message was said or a fact became known, and which
-                day is today. Facts keep the day on which they were stored. Default: the
-                offset of each message's own time, or else UTC.
-            say_unknown: Whether the prompt says so in one line where the user asks
-                about themselves and no word of the question is in the memory.
             settings: Each of the following, by name.
 
         Raises:
@@ -425,13 +243,13 @@ class CondensedMemory(Memory):
             inspect.signature(cls.from_defaults).parameters,
             "CondensedMemory.from_defaults()",
         )
-        _warn_without_effect(
+        warn_without_effect(
             "token_flush_size",
             token_flush_size,
             None,
             "chat_history_token_ratio decides how many whole turns move into the record",
         )
-        _warn_without_effect(
+        warn_without_effect(
             "memory_blocks_concurrency",
             memory_blocks_concurrency,
             1,
@@ -440,22 +258,15 @@ class CondensedMemory(Memory):
         limits = limits_for(
             context_window, token_limit, condensed_token_limit, facts_token_limit, llm
         )
-        check_cache_points(cache_points, memory_blocks_template, llm)
+        check_cache_points(
+            settings.get("cache_points", False), memory_blocks_template, llm
+        )
+        temporary = settings.get("temporary", False)
         place = StorePlace(
-            async_database_uri,
-            table_name,
-            async_engine,
-            db_schema,
-            encryption_key,
-            encrypt,
-            decrypt,
+            async_database_uri, table_name, async_engine, db_schema, encryption_key
         )
         store = store_for(chat_store, place)
         session_id = session_id_for(session_id, store)
-        if shared and user_id is None:
-            raise SettingError(
-                "shared=True needs a user_id, which names the speaker; saw none. Pass the user's id."
-            )
         facts_store = store
         if temporary:
             facts_store = store.read_only()
@@ -463,46 +274,41 @@ class CondensedMemory(Memory):
             settings = {**settings, "extract_facts": False}
         counter = TokenCounter() if tokenizer_fn is None else as_counter(tokenizer_fn)
         counter.warm_up()
-        common: Any = {"llm": llm, "embed_model": embed_model, "tokenizer_fn": counter}
+        of_memory = settings_of(MemoryFields, settings)
+        of_blocks = {"llm": llm, "embed_model": embed_model, **settings}
+        for name in of_memory:
+            del of_blocks[name]
         record_block = CondensedMemoryBlock(
             token_limit=limits.record,
             store=store,
-            **_settings_of(CondensedMemoryBlock, settings),
-            **common,
+            tokenizer_fn=counter,
+            **settings_of(CondensedMemoryBlock, of_blocks),
         )
+        user_id = settings.get("user_id")
         facts_block = RelevantFactsBlock(
             token_limit=limits.facts,
             store=facts_store,
+            tokenizer_fn=counter,
             user_id=session_id if user_id is None else user_id,
-            **_settings_of(RelevantFactsBlock, settings),
-            **common,
-        )
+            **settings_of(RelevantFactsBlock, of_blocks),
+        ).belong_to(SessionAccess(user_id).user_in(session_id))
         memory = cls(
             session_id=session_id,
             token_limit=limits.total,
-            memory_blocks=_with_further_blocks(
+            memory_blocks=with_further_blocks(
                 [record_block, facts_block], memory_blocks
             ),
             tokenizer_fn=counter,
             sql_store=store,
             chat_history_token_ratio=chat_history_token_ratio,
-            memory_blocks_template=memory_blocks_template
-            or template.MemoryBlocksTemplate(),
+            memory_blocks_template=memory_blocks_template or MemoryBlocksTemplate(),
             insert_method=insert_method,  # type: ignore[arg-type]  # pydantic converts a text
-            cache_points=cache_points,
-            redact=redact,
-            on_error=on_error,
-            temporary=temporary,
-            time_zone=time_zone,
-            say_unknown=say_unknown,
-            user_id=user_id,
-            shared=shared,
             image_token_size_estimate=image_token_size_estimate,
             audio_token_size_estimate=audio_token_size_estimate,
             video_token_size_estimate=video_token_size_estimate,
+            **of_memory,
         )
-        facts_block.belong_to(SessionAccess(user_id).user_in(session_id))
-        _warn_without_summary_model(record_block)
+        warn_without_summary_model(record_block)
         memory._owns_store = chat_store is None or temporary
         warn_of_server_history(facts_block.known_llm())
         store.jobs.used = bool(store.jobs.used)
@@ -541,17 +347,18 @@ class CondensedMemory(Memory):
 
     async def _put(self, messages: list[ChatMessage], *, strict: bool = False) -> int:
         """Add messages, and return the number of newly stored messages."""
-        messages = await self._stored_form(messages)
+        messages = await stored_form(self, messages)
         if not messages:
             return 0
         # Only a new question ends the turn before it.
         plan = None
         if any(message.role == MessageRole.USER for message in messages):
-            plan = self._plan_question if len(messages) == 1 else self._plan_flush
+            rule = plan_question if len(messages) == 1 else plan_flush
+            plan = partial(rule, self)
             if self.chat_history_token_ratio > FLUSH_EVERY_TURN:
                 # Counting long texts here keeps the write of the store short: the
                 # tokenizer keeps the counts for the plan.
-                await self._tokens_of(messages)
+                await tokens_of(self, messages)
         count = await self._append(messages, plan, strict=strict)
         answers = [message for message in messages if is_answer(message)]
         if answers:
@@ -568,9 +375,8 @@ class CondensedMemory(Memory):
         Messages that equal the beginning of the stored session stay, and their facts are
         not extracted again.
         """
-        await self._append(
-            await self._stored_form(messages), self._plan_flush, replace=True
-        )
+        stored = await stored_form(self, messages)
+        await self._append(stored, partial(plan_flush, self), replace=True)
 
     async def areset(self, status: MessageStatus | None = None) -> None:
         """Delete the messages of the session, or its messages with a status, after the running calls."""
@@ -607,21 +413,13 @@ class CondensedMemory(Memory):
         )
         unread = await self.facts_block.await_learned(self.session_id)
         async with self._calls():
-            turn = (await self._read_turn(question))._replace(unread=unread)
-            tokens = initial_token_count + await self._tokens_beside_memory(turn)
-            room = self.token_limit - tokens
-            contents = await self._ask_blocks(turn, room, block_kwargs)
-            fitted = await self._fit(contents, room, turn.messages)
-            if self.say_unknown and fitted.tokens_left >= 0:
-                from llama_index_memory_ext.memory import unknown  # off by default
-
-                await asyncio.to_thread(unknown.add_line, fitted.joined, turn.query)
-            media = await self._read_media(turn, fitted)
+            turn = (await read_turn(self, question))._replace(unread=unread)
+            prompt = await read_prompt(self, turn, initial_token_count, block_kwargs)
         # An agent reads the memory once more after its answer, and sends that to no
         # model.
         if not turn.messages or turn.messages[-1].role != MessageRole.ASSISTANT:
-            self._last_sources = self._sources_in(contents, fitted.contents)
-        return self._assemble(turn, fitted, media)
+            self._last_sources = prompt.sources
+        return assemble(self, prompt, goes_on=self._expects_more_calls(turn.messages))
 
     async def aget_all(self, status: MessageStatus | None = None) -> list[ChatMessage]:
         """Return the messages of the session, or its messages with a status, oldest first."""
@@ -643,9 +441,7 @@ class CondensedMemory(Memory):
     async def acheck_session(self) -> None:
         """Raise a SessionOwnerError if the session holds words of another user, and is not shared by both."""
         self._mark_used()
-        await self.sql_store.owners.check(
-            self.session_id, SessionAccess(self.user_id, self.shared)
-        )
+        await self.sql_store.owners.check(self.session_id, access_of(self))
 
     async def astats(self) -> MemoryStats:
         """Return counts of the session and its last failures; all counts are 0 before the first message.
@@ -653,22 +449,12 @@ class CondensedMemory(Memory):
         The database counts by index, and no more of the log is read than the next
         question needs. Nothing is written.
         """
+        from llama_index_memory_ext.memory.stats import read_stats  # at first use
+
         await self.acheck_session()
         return await read_stats(
             self.sql_store, self.condensed_block, self.facts_block, self.session_id
         )
-
-    @property
-    def condensed_block(self) -> CondensedMemoryBlock:
-        """The block that shows the record."""
-        self._mark_used()
-        return self._block_of(CondensedMemoryBlock)
-
-    @property
-    def facts_block(self) -> RelevantFactsBlock:
-        """The block that keeps and shows facts about the user."""
-        self._mark_used()
-        return self._block_of(RelevantFactsBlock)
 
     @property
     def facts(self) -> FactBook:
@@ -736,11 +522,7 @@ class CondensedMemory(Memory):
 
     def turn(self) -> AbstractAsyncContextManager[Self]:
         """Let one run of a session through at a time, in this process; a TurnError for a turn within a turn."""
-        return single_run(self, self._run_name)
-
-    @property
-    def _run_name(self) -> tuple[str, ...]:
-        return (self.session_id, *self.sql_store.database.identity)
+        return single_run(self, run_name(self))
 
     async def aclose(self) -> None:
         """Flush, and close the database connections that this memory has opened.
@@ -909,7 +691,7 @@ class CondensedMemory(Memory):
             raise SettingError(
                 "abranch takes until or before, where the copy ends; saw both. Leave out one of them."
             )
-        access = SessionAccess(self.user_id, self.shared)
+        access = access_of(self)
         end = until if before is None else before
         async with self._calls():
             owners = self.sql_store.owners
@@ -990,47 +772,12 @@ class CondensedMemory(Memory):
 
     __exit__ = in_sync(__aexit__)
 
-    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
-        # A workflow copies its start event, and has to write to this conversation.
-        return self
-
-    def __getstate__(self) -> dict[str, Any]:
-        if self.sql_store.database.in_memory:
-            raise StoreError(
-                "This memory cannot be pickled: its database is in memory, and the copy would be empty. Use a file or "
-                'a server, as async_database_uri="sqlite+aiosqlite:///memory.db", or pass on the memory itself.'
-            )
-        state = super().__getstate__()
-        state["__pydantic_private__"]["_last_sources"] = None
-        # LlamaIndex leaves out fields that cannot be pickled.
-        if "redact" not in state["__dict__"]:
-            raise SettingError(
-                "This memory cannot be pickled: redact is no function of a module, and the copy would store texts "
-                "unredacted. Define redact in a module, or pass on the memory itself."
-            )
-        return state
-
-    def __setstate__(self, state: dict[Any, Any]) -> None:
-        super().__setstate__(state)
-        # The unpickled store has its own connections, which only this memory closes.
-        self._owns_store = True
-
-    async def _stored_form(self, messages: list[ChatMessage]) -> list[ChatMessage]:
-        """Return the messages as they are to be stored; a MessageError for anything else."""
-        valid_messages = checked_messages(messages)
-        redact = self.redact
-        if redact is None:
-            return valid_messages
-        return await asyncio.to_thread(
-            lambda: [redact_message(message, redact) for message in valid_messages]
-        )
-
     async def _question_of(self, input: str | ChatMessage | None) -> ChatMessage | None:
         """Return the question as it is stored."""
         if input is None:
             return None
         question = ChatMessage(input) if isinstance(input, str) else input
-        return (await self._stored_form([question]))[0]
+        return (await stored_form(self, [question]))[0]
 
     async def _append(
         self,
@@ -1042,342 +789,27 @@ class CondensedMemory(Memory):
     ) -> int:
         texts = [m.content for m in messages if m.role == MessageRole.USER]
         if texts or not self._opened:
-            await self._open_session(texts[-1] if texts else None)
+            question = texts[-1] if texts else None
+            self._opened |= await open_blocks(self, question)
         async with self._calls():
-            return await self._write(messages, plan, replace=replace, strict=strict)
-
-    async def _open_session(self, question: str | None) -> None:
-        """Let the blocks begin with the session, or with a question.
-
-        A failure is logged, because the message must still be stored.
-        """
-        try:
-            for block in self._log_blocks:
-                await block.aopen(self.session_id, question)
-            self._opened = True
-        except StoreTimeoutError:
-            # Storing the message would wait as long again.
-            raise
-        except Exception as error:  # noqa: BLE001 - the message must be stored after any failure
-            log_failure(
-                "Unread messages of other sessions were not looked for",
-                self.session_id,
-                error,
-                "the next message tries again",
-            )
+            return await write(self, messages, plan, replace=replace, strict=strict)
 
     async def _flush(self, plan: Plan) -> None:
         """Pass the messages that leave by the plan to the blocks; wait for facts and summary."""
         async with self._calls():
-            await self._write([], plan)
-        for block in self._log_blocks:
+            await write(self, [], plan)
+        for block in log_blocks(self):
             await block.aflush(self.session_id)
 
     async def _finish(self) -> None:
         """Flush before closing; accept a read-only database or another owner's session if nothing was written."""
         try:
             await self._flush(leaving_at_end)
-            for block in self._log_blocks:
+            for block in log_blocks(self):
                 await block.finish()
         except StoreError as error:
             if self._opened and not isinstance(error, SessionOwnerError):
                 raise
-
-    async def _write(
-        self,
-        messages: Sequence[ChatMessage],
-        plan: Plan | None,
-        *,
-        replace: bool = False,
-        strict: bool = False,
-    ) -> int:
-        """Write messages, and pass the messages that leave by the plan to the blocks; log a block that fails.
-
-        Return the number of messages that were not stored before.
-        """
-        readers: list[str] = []
-        for block in self._log_blocks:
-            readers += block.readers_of(self.session_id)
-        appended = await self.sql_store.log.append(
-            self.session_id,
-            messages,
-            plan,
-            replace=replace,
-            access=SessionAccess(self.user_id, self.shared),
-            readers=readers,
-            strict=strict,
-        )
-        flushed = appended.flushed
-        if not flushed:
-            return appended.written
-        calls = [
-            block.aput(
-                list(flushed), from_short_term_memory=True, session_id=self.session_id
-            )
-            for block in self.memory_blocks
-        ]
-        results = await asyncio.gather(*calls, return_exceptions=True)
-        for memory_block, result in zip(self.memory_blocks, results, strict=True):
-            if isinstance(result, Exception):
-                # The messages are stored in any case.
-                logger.warning(
-                    "Block %r did not take %d messages: %r",
-                    memory_block.name,
-                    len(flushed),
-                    type(result),
-                )
-        return appended.written
-
-    def _mark_used(self) -> None:
-        self._is_used = True
-        self.sql_store.jobs.used = True
-
-    def _block_of(self, kind: type[B]) -> B:
-        return next(block for block in self.memory_blocks if isinstance(block, kind))
-
-    @property
-    def _log_blocks(self) -> list[LogBlock]:
-        return [block for block in self.memory_blocks if isinstance(block, LogBlock)]
-
-    async def _read_turn(self, question: ChatMessage | None) -> _Turn:
-        """Read the current turn; before a question that follows, move a completed turn into the record.
-
-        LlamaIndex's chat engines put their question only with its answer. The turn moves
-        as it would when the question is put.
-        """
-        snapshot = await self._read_snapshot()
-        messages = [row.message for row in snapshot.active]
-        follows = False
-        if question is not None and not template.holds_question(messages, question):
-            if not messages:
-                follows = not await self._is_in_log(question)
-            elif ends_with_answer(messages):
-                await self._write([], len)
-                snapshot = await self._read_snapshot()
-                messages = [row.message for row in snapshot.active]
-                follows = True
-        query = messages
-        if question is not None and not template.holds_question(messages, question):
-            query = [*messages, question]
-        if follows:
-            messages = []
-        return _Turn(snapshot, messages, query, follows)
-
-    async def _is_in_log(self, question: ChatMessage) -> bool:
-        """Return whether the newest row of the log is this question: a flush moves an open turn into the log."""
-        page = await self.sql_store.readers.page(
-            self.session_id, "", ReadPosition(), limit=1
-        )
-        return template.holds_question([row.message for row in page.rows], question)
-
-    async def _read_snapshot(self) -> Snapshot:
-        record = self.condensed_block
-        snapshot = await self.sql_store.readers.read_snapshot(
-            self.session_id,
-            record.name,
-            record.last_seen(self.session_id),
-            self.facts_block.namespace_of(self.session_id),
-            SessionAccess(self.user_id, self.shared),
-        )
-        if snapshot.is_closed:
-            await self.acheck_session()
-        return snapshot
-
-    def _plan_question(self, messages: Sequence[ChatMessage]) -> int:
-        """Return the plan of ``_plan_flush``; warn if the question before the last one has no answer."""
-        roles = [message.role.value for message in messages]
-        is_guarded = self.shared or is_running(self._run_name)
-        if not is_guarded and not has_answer_before_question(roles):
-            _warn_of_two_runs()
-        return self._plan_flush(messages)
-
-    def _plan_flush(self, messages: Sequence[ChatMessage]) -> int:
-        """Return how many of the oldest messages leave short-term memory."""
-        if self.chat_history_token_ratio <= FLUSH_EVERY_TURN:
-            return count_leaving(messages)
-        return count_leaving(
-            messages,
-            int(self.token_limit * self.chat_history_token_ratio),
-            self._tokens,
-        )
-
-    async def _ask_blocks(
-        self, turn: _Turn, room: int, block_kwargs: dict[str, Any]
-    ) -> dict[str, Any]:
-        """Return the content of each memory block by its name, in the order of their priorities.
-
-        The profile of the user stands in front of all of them; another block of facts has
-        none.
-        """
-        profile = ""
-        contents: dict[str, Any] = {}
-        blocks: list[Any] = sorted(
-            self.memory_blocks, key=lambda block: block.priority, reverse=True
-        )
-        for block in blocks:
-            kwargs = dict(block_kwargs)
-            # The snapshot has the position of this record and the facts of this user.
-            is_own = block is self.condensed_block or block is self.facts_block
-            if is_own and block.store is self.sql_store:
-                kwargs["snapshot"] = turn.snapshot
-            content: Any
-            if block is self.facts_block:
-                facts = await block.aselect(
-                    turn.query,
-                    self.session_id,
-                    kwargs.get("snapshot"),
-                    self._record_in(contents, turn, room),
-                    turn.unread,
-                )
-                profile = facts.profile
-                content = facts.question
-            else:
-                content = await block.aget(
-                    turn.query, session_id=self.session_id, **kwargs
-                )
-            if not content:
-                continue
-            if not isinstance(content, str | list):
-                raise ValueError(  # noqa: TRY004 - LlamaIndex raises the same
-                    f"Block {block.name!r} returned {type(content).__name__}; expected str or a list of content blocks."
-                )
-            contents[block.name] = content
-        if profile:
-            contents = {PROFILE_NAME: profile, **contents}
-        return contents
-
-    def _record_in(
-        self, contents: dict[str, Any], turn: _Turn, room: int
-    ) -> RecordInPrompt | None:
-        """Return the record among the contents; None if it is not among them.
-
-        A record that may be truncated to ``room`` tokens loses its recalled messages
-        first, so none of them counts as shown.
-        """
-        window = self.condensed_block.window(self.session_id)
-        record = contents.get(self.condensed_block.name)
-        if window is None or record is None:
-            return None
-        active = [row.id for row in turn.snapshot.active]
-        # A longer entry may be clipped, and then shows only a part of its message.
-        longest = window.message_limit // 2
-        whole = [entry.row_id for entry in window.entries if entry.tokens <= longest]
-        row_ids = frozenset([*active, *whole, *window.sticky_heat])
-        recalled_ids = set[int]()
-        limits = self.condensed_block.token_limit + self.facts_block.token_limit
-        for message, _ in getattr(record, "matches", ()):
-            if message.is_whole and limits <= room:
-                recalled_ids.update(message.row_ids)
-        return RecordInPrompt(
-            self.session_id,
-            self.sql_store.readers,
-            window.place,
-            row_ids,
-            frozenset(recalled_ids),
-        )
-
-    async def _tokens_beside_memory(self, turn: _Turn) -> int:
-        """Return the tokens of the messages that the model receives beside the memory."""
-        line = template.UNKNOWN if self.say_unknown else ""
-        tokens = self.tokenizer_fn.count(line)
-        if not turn.question_follows:
-            return tokens + await self._tokens_of(turn.messages)
-        tokens += await self._tokens_of(turn.query)
-        return tokens + self._tokens(template.ACKNOWLEDGED)
-
-    async def _fit(
-        self, contents: dict[str, Any], room: int, turn: list[ChatMessage]
-    ) -> _FittedContents:
-        """Return the contents joined, truncated to ``room`` tokens if possible."""
-        fitted = await self._join(contents, room, turn)
-        while fitted.tokens_left < 0:
-            contents = dict(fitted.contents)
-            block = self._block_to_truncate(contents)
-            if block is not None:
-                contents[block.name] = await block.atruncate(
-                    contents[block.name], -fitted.tokens_left
-                )
-            elif contents.pop(PROFILE_NAME, None) is None:
-                break
-            fitted = await self._join(contents, room, turn)
-        return fitted
-
-    async def _join(
-        self, contents: dict[str, Any], room: int, turn: list[ChatMessage]
-    ) -> _FittedContents:
-        shape = self.memory_blocks_template
-        split_contents = contents
-        tokens_left = -1
-        if isinstance(shape, template.MemoryBlocksTemplate):
-            split_contents = template.with_record_in_blocks(
-                contents, self.cache_points, turn
-            )
-            tokens_left = room - template.max_tokens(contents, self.tokenizer_fn)
-        parts, messages = await self._format_memory_blocks(split_contents)
-        profile = split_contents.get(PROFILE_NAME)
-        if isinstance(profile, str):
-            profile = [TextBlock(text=profile)]
-        if profile:
-            parts.insert(0, (PROFILE_NAME, profile))
-        joined = template.joined(shape, parts)
-        if tokens_left < 0:
-            # The bound of our template may be too high, never too low. The exact count
-            # is slower.
-            tokens = await self._tokens_of([*messages, ChatMessage(blocks=joined)])
-            tokens_left = room - tokens
-        return _FittedContents(contents, joined, messages, tokens_left)
-
-    def _block_to_truncate(
-        self, contents: dict[str, Any]
-    ) -> BaseMemoryBlock[Any] | None:
-        """Return the block to truncate next; None if no block with content may be truncated.
-
-        LlamaIndex never truncates priority 0. The blocks of this package can be
-        truncated with any priority.
-        """
-        blocks = [
-            block
-            for block in self.memory_blocks
-            if contents.get(block.name)
-            and (isinstance(block, LogBlock) or block.priority > 0)
-        ]
-        return max(blocks, key=lambda block: block.priority, default=None)
-
-    async def _read_media(
-        self, turn: _Turn, fitted: _FittedContents
-    ) -> list[ContentBlock]:
-        roles = []
-        if fitted.joined:
-            roles = [message.role.value for message in turn.messages]
-        return await self.condensed_block.amedia(
-            self.session_id, roles, fitted.tokens_left, self._tokens
-        )
-
-    def _assemble(
-        self, turn: _Turn, fitted: _FittedContents, media: list[ContentBlock]
-    ) -> list[ChatMessage]:
-        """Return the messages for the model."""
-        turn_messages = [
-            template.without_our_tags(message) for message in turn.messages
-        ]
-        if turn.question_follows:
-            messages = [*template.before_question(fitted.joined), *fitted.messages]
-        else:
-            template.add_media(media, turn_messages)
-            messages = self._insert_memory_content(
-                turn_messages, fitted.joined, fitted.messages
-            )
-        template.mark_for_cache(
-            messages,
-            self.session_id,
-            self.cache_points,
-            goes_on=self._expects_more_calls(turn.messages),
-        )
-        for message, row in zip(turn_messages, turn.snapshot.active, strict=False):
-            # A result of a tool that the program has put as the user's.
-            if row.is_code_output:
-                message.role = MessageRole.USER
-        return [template.without_blank_texts(message) for message in messages]
 
     def _expects_more_calls(self, turn: list[ChatMessage]) -> bool:
         """Return whether the model will be asked again in this turn.
@@ -1393,33 +825,6 @@ class CondensedMemory(Memory):
             return True
         return self.condensed_block.used_tools(self.session_id)
 
-    def _sources_in(
-        self, contents: dict[str, Any], fitted_contents: dict[str, Any]
-    ) -> MemorySearchResult:
-        """Return the facts and recalled messages of the contents whose texts are still in the fitted contents."""
-        facts = []
-        for name in (PROFILE_NAME, self.facts_block.name):
-            text = str(fitted_contents.get(name))
-            facts += _sources_within(text, contents.get(name))
-        record = self.condensed_block.name
-        # Other tags stand around the same words in the messages of the record.
-        text = str(fitted_contents.get(record))
-        return MemorySearchResult(
-            tuple(facts), tuple(_sources_within(text, contents.get(record)))
-        )
-
-    async def _tokens_of(self, messages: Sequence[ChatMessage]) -> int:
-        await self.tokenizer_fn.load()
-        if sum(map(characters_of, messages)) > LONG_CHARACTERS:
-            return await asyncio.to_thread(lambda: sum(map(self._tokens, messages)))
-        return sum(map(self._tokens, messages))
-
-    def _tokens(self, message: ChatMessage) -> int:
-        estimates = {
-            kind: getattr(self, f"{kind}_token_size_estimate") for kind in MEDIA_TOKENS
-        }
-        return tokens_with_pictures(message, self.tokenizer_fn, estimates)
-
     def _calls(self) -> asyncio.Lock:
         """Return the lock that lets one call at a time read or write the session, per event loop.
 
@@ -1430,71 +835,3 @@ class CondensedMemory(Memory):
         # A copy from a pickle may have lost the function.
         failure_handler.set(vars(self).get("on_error"))
         return lock_for("calls", self.session_id, *self.sql_store.database.identity)
-
-
-@cache
-def _warn_of_two_runs() -> None:
-    logger.warning(
-        "A question was put before the last question of its session was answered. If its run failed, that is right. "
-        "Two runs at once would both answer the later question: put each run into `async with memory.turn():`."
-    )
-
-
-def _warn_without_effect(
-    name: str, value: object, default: object, reason: str
-) -> None:
-    if value == default:
-        return
-    warnings.warn(
-        f"{name}={describe_value(value)} has no effect in a CondensedMemory: {reason}. Leave it out.",
-        UserWarning,
-        # The caller of ``from_defaults``.
-        stacklevel=3,
-    )
-
-
-def _warn_without_summary_model(record_block: CondensedMemoryBlock) -> None:
-    if record_block.summarize and record_block.known_llm() is None:
-        logger.warning(
-            "summarize=True has no model, so messages that leave the record are not summarised. Pass llm=..., as "
-            'in llm=OpenAI(model="gpt-4o-mini"), or set Settings.llm.'
-        )
-
-
-def _sources_within(text: str, content: Any) -> list[Any]:
-    """Return the facts or messages that a block has selected for its content and that the text holds."""
-    selected = getattr(content, "matches", ())
-    return [source for source, source_text in selected if source_text in text]
-
-
-def _settings_of(
-    block_type: type[LogBlock], settings: Mapping[str, Any]
-) -> dict[str, Any]:
-    return {
-        name: value
-        for name, value in settings.items()
-        if name in block_type.model_fields
-    }
-
-
-def _with_further_blocks(
-    blocks: list[LogBlock], further_blocks: object
-) -> list[BaseMemoryBlock[Any]]:
-    """Return the record and the facts, and behind them the blocks of the program; a SettingError for anything else."""
-    further: Sequence[Any] = ()
-    if further_blocks:
-        is_list = isinstance(further_blocks, list | tuple)
-        further = further_blocks if is_list else [further_blocks]  # type: ignore[assignment]
-    all_blocks = [*blocks, *further]
-    names = {block.name for block in all_blocks if isinstance(block, BaseMemoryBlock)}
-    if len(names) < len(all_blocks) or PROFILE_NAME in names:
-        descriptions = [
-            str(getattr(block, "name", describe_value(block))) for block in further
-        ]
-        raise SettingError(
-            "memory_blocks must be a list of LlamaIndex's memory blocks with different names; "
-            f"saw {', '.join(descriptions)}. "
-            f"Leave out {' and '.join(block.name for block in blocks)}: the memory makes these blocks itself, "
-            f"and {PROFILE_NAME} is the name of the profile."
-        )
-    return all_blocks

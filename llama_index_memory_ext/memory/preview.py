@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.base.llms.types import ChatMessage, TextBlock
 
-from llama_index_memory_ext.fact import ALL, AgentView, Fact, SetAside
-from llama_index_memory_ext.learning.extractor import progress_of
+from llama_index_memory_ext.agent_view import ALL, AgentView
+from llama_index_memory_ext.learning.progress import progress_of
 from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
 from llama_index_memory_ext.store.cache import StoreCache
 from llama_index_memory_ext.store.facts import NOTHING_READ, FactChanges, Facts
@@ -26,6 +26,7 @@ from llama_index_memory_ext.text.messages import storable
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from llama_index_memory_ext.fact import Fact, SetAside
     from llama_index_memory_ext.facts.ranking import (
         ExplainedFact,
         Explanation,
@@ -146,8 +147,8 @@ class PreviewFacts(Facts):
     ``by_id``: all facts that were read and not deleted since, by their ids.
     """
 
-    def __init__(self, database: Any, readers: Readers) -> None:
-        super().__init__(database, readers)
+    def __init__(self, database: Any) -> None:
+        super().__init__(database)
         self.by_id: dict[str, Fact] = {}
 
     async def read(
@@ -200,7 +201,7 @@ class PromptPreviewer:
         self.namespace = subject.namespace
         self._subject = subject
         self._store = store
-        self._facts = PreviewFacts(store.database, store.readers)
+        self._facts = PreviewFacts(store.database)
         # A preview stores nothing, so it must not share the cache of memories that do.
         parts = {"facts": self._facts, "cache": StoreCache()}
         options: Any = {"extract_facts": False, **limits}

@@ -1,18 +1,22 @@
-"""Settings of a memory: limits that follow from the context window, and the store."""
+"""From settings to parts of a memory: limits that follow from the context window, the store, and the blocks."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+import logging
+import warnings
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from llama_index.core.memory import BaseMemoryBlock
 from llama_index.core.memory.memory import generate_chat_store_key
 
-from llama_index_memory_ext.blocks import llm_of_settings
+from llama_index_memory_ext.blocks import LogBlock, llm_of_settings
 from llama_index_memory_ext.errors import (
     LayoutError,
     LimitError,
     SettingError,
     StoreError,
 )
+from llama_index_memory_ext.facts.ranking import PROFILE_NAME
 from llama_index_memory_ext.memory.template import MemoryBlocksTemplate
 from llama_index_memory_ext.models.ask import context_window as window_of
 from llama_index_memory_ext.models.ask import name_of, warn_without_cache_points
@@ -21,13 +25,18 @@ from llama_index_memory_ext.settings import check_id, describe_value
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from llama_index.core.llms.llm import LLM
+    from pydantic import BaseModel
     from sqlalchemy.ext.asyncio import AsyncEngine
 
+    from llama_index_memory_ext.blocks.record import CondensedMemoryBlock
     from llama_index_memory_ext.record.window import CachePoints
     from llama_index_memory_ext.store.address import Address
-    from llama_index_memory_ext.store.encryption import EncryptionKey, TextFunction
+    from llama_index_memory_ext.store.encryption import EncryptionKey
 
+logger = logging.getLogger(__name__)
 
 DEFAULT_TOKEN_LIMIT = 60_000
 _CONDENSED_LIMIT = 50_000
@@ -58,8 +67,6 @@ class StorePlace(NamedTuple):
     async_engine: AsyncEngine | None
     db_schema: str | None
     encryption_key: EncryptionKey
-    encrypt: TextFunction
-    decrypt: TextFunction
 
 
 class _TotalLimit(NamedTuple):
@@ -216,3 +223,52 @@ def session_id_for(session_id: str | None, store: MemoryStore) -> str:
             "again. Pass CondensedMemory.from_defaults(session_id=...)."
         )
     return generate_chat_store_key()
+
+
+def warn_without_effect(name: str, value: object, default: object, reason: str) -> None:
+    """Warn the caller of ``from_defaults`` of a setting of the host that does nothing here."""
+    if value == default:
+        return
+    warnings.warn(
+        f"{name}={describe_value(value)} has no effect in a CondensedMemory: {reason}. Leave it out.",
+        UserWarning,
+        stacklevel=3,
+    )
+
+
+def warn_without_summary_model(record_block: CondensedMemoryBlock) -> None:
+    """Log a warning if a record with summaries has no model for them."""
+    if record_block.summarize and record_block.known_llm() is None:
+        logger.warning(
+            "summarize=True has no model, so messages that leave the record are not summarised. Pass llm=..., as "
+            'in llm=OpenAI(model="gpt-4o-mini"), or set Settings.llm.'
+        )
+
+
+def settings_of(kind: type[BaseModel], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that are fields of a class."""
+    fields = kind.model_fields
+    return {name: value for name, value in settings.items() if name in fields}
+
+
+def with_further_blocks(
+    blocks: list[LogBlock], further_blocks: object
+) -> list[BaseMemoryBlock[Any]]:
+    """Return the record and the facts, and behind them the blocks of the program; a SettingError for anything else."""
+    further: Sequence[Any] = ()
+    if further_blocks:
+        is_list = isinstance(further_blocks, list | tuple)
+        further = further_blocks if is_list else [further_blocks]  # type: ignore[assignment]
+    all_blocks = [*blocks, *further]
+    names = {block.name for block in all_blocks if isinstance(block, BaseMemoryBlock)}
+    if len(names) < len(all_blocks) or PROFILE_NAME in names:
+        descriptions = [
+            str(getattr(block, "name", describe_value(block))) for block in further
+        ]
+        raise SettingError(
+            "memory_blocks must be a list of LlamaIndex's memory blocks with different names; "
+            f"saw {', '.join(descriptions)}. "
+            f"Leave out {' and '.join(block.name for block in blocks)}: the memory makes these blocks itself, "
+            f"and {PROFILE_NAME} is the name of the profile."
+        )
+    return all_blocks

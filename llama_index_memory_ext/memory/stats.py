@@ -127,7 +127,7 @@ async def read_stats(
 ) -> MemoryStats:
     """Return the statistics of a session, from its two blocks and their store."""
     # Loaded only when a program asks for statistics.
-    from llama_index_memory_ext.learning.extractor import progress_of
+    from llama_index_memory_ext.learning.progress import progress_of
 
     namespace = facts.namespace_of(session_id)
     size = await record.ameasure(session_id)

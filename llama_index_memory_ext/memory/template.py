@@ -180,11 +180,6 @@ def add_media(media: list[ContentBlock], messages: list[ChatMessage]) -> None:
         question.blocks = [*media, *question.blocks]
 
 
-# Stands in front of a question of which the memory has no word.
-UNKNOWN = (
-    "No word of this question is in the memory. If the memory does not give the answer, say that you do not know "
-    "it.\n\n"
-)
 # Follows the memory in a user's message, so that user and assistant take turns. Some
 # models refuse a second system message.
 ACKNOWLEDGED = ChatMessage(

@@ -10,16 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.base.llms.types import (
     ChatMessage,
-    ChatResponse,
-    ChatResponseGen,
     CompletionResponse,
-    CompletionResponseGen,
     LLMMetadata,
     ToolCallBlock,
 )
-from llama_index.core.llms.custom import CustomLLM
-from llama_index.core.llms.function_calling import FunctionCallingLLM
-from llama_index.core.llms.llm import ToolSelection
+from llama_index.core.llms.mock import MockFunctionCallingLLM
 
 from llama_index_memory_ext.text.entries import body_of
 
@@ -40,10 +35,10 @@ NO_CALL = "I called no tool for that. I answered from what I was shown."
 _PARAMETERS = ("a", "b")
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
-# Recalled messages have no end tag.
+# Recalled messages, which are older than the others, have no end tag and no "role=".
 _ELEMENT = re.compile(
-    r'^<(?:message role="(?P<role>\w+)"|fact )(?P<attributes>[^>]*)>(?P<body>.*?)</(?:message|fact)>$'
-    r"|^<message (?P<earlier>user|assistant|tool)\b(?P<more>[^>]*)>(?P<text>.*?)(?=\n<(?:message|/earlier_messages)\b)",
+    r"^<(?:fact|message (?P<newer>role=.)?(?P<role>user|assistant|tool))\b(?P<attributes>[^>]*)>"
+    r"(?P<text>.*?)(?=</(?:message|fact)>$|\n<(?:message|/earlier_messages)\b)",
     re.MULTILINE | re.DOTALL,
 )
 _CALL_ID = re.compile(r'tool_call_id="([^"]*)"')
@@ -61,7 +56,6 @@ class _Topic(NamedTuple):
     ``category``: the category of the fact.
     ``question``: how the user asks for it, a regular expression.
     ``single``: whether only the last statement is true.
-    ``warns``: whether a question that names a value gets a warning.
     """
 
     statement: str
@@ -70,7 +64,6 @@ class _Topic(NamedTuple):
     category: str
     question: str
     single: bool = False
-    warns: bool = False
 
 
 _TOPICS_FILE = Path(__file__).with_name("offline_topics.json")
@@ -141,27 +134,20 @@ def reply(
 
 def _entries(message: ChatMessage) -> list[_Entry]:
     """Return the entries of the memory in a message, and then the message with its calls in the record's form."""
-    text = body_of(message)
-    entries = []
-    if message.role in ("system", "user"):
-        memory, _, text = text.rpartition("</memory>")
-        entries = _elements(memory)
+    memory, _, text = body_of(message).rpartition("</memory>")
     call_id = message.additional_kwargs.get("tool_call_id") or ""
-    return [*entries, _Entry(message.role.value, text.strip(), call_id)]
+    return [*_elements(memory), _Entry(message.role.value, text.strip(), call_id)]
 
 
 def _elements(text: str) -> list[_Entry]:
     """Return the messages and facts of a memory or a transcript; recalled messages, which are older, come first."""
-    recalled = []
-    listed = []
-    for match in _ELEMENT.finditer(text):
-        call_id = "".join(_CALL_ID.findall(match["attributes"] or match["more"] or ""))
-        if match["earlier"]:
-            recalled.append(_Entry(match["earlier"], match["text"].strip(), call_id))
-        else:
-            role = match["role"] or "fact"
-            listed.append(_Entry(role, match["body"].strip(), call_id))
-    return recalled + listed
+    matches = list(_ELEMENT.finditer(text))
+    matches.sort(key=lambda match: not match["role"] or bool(match["newer"]))
+    entries = []
+    for match in matches:
+        call_id = "".join(_CALL_ID.findall(match["attributes"]))
+        entries.append(_Entry(match["role"] or "fact", match["text"].strip(), call_id))
+    return entries
 
 
 def _texts_of(role: str, entries: Iterable[_Entry]) -> list[str]:
@@ -181,11 +167,11 @@ def _calls(entries: Sequence[_Entry]) -> list[_Call]:
     return calls
 
 
-def _statements(topic: _Topic, text: str) -> list[_Statement]:
-    """Return the statements of a text about a topic, each up to the next topic; questions are left out."""
+def _statements(beginning: str, text: str) -> list[_Statement]:
+    """Return the statements of a text with this beginning, each up to the next topic; questions are left out."""
     pattern = (
-        rf"\b((?i:{topic.statement})\s+(.+?))"
-        r"(?=,? now\b|,? and (?i:i|my)\b|[\s.!]*$)"
+        rf"\b((?i:{beginning})\s+(.+?))"
+        r"(?=,? now\b|,? and (?i:i|my)\b|[\s.!\"]*$)"
     )
     statements: list[_Statement] = []
     for sentence in _SENTENCE_END.split(text):
@@ -203,7 +189,7 @@ def _report_facts(prompt: _Prompt) -> ToolCallBlock | None:
     for topic in _TOPICS:
         of_topic = []
         for number, text in _NUMBERED_MESSAGE.findall(transcript):
-            for quote, value in _statements(topic, text):
+            for quote, value in _statements(topic.statement, text):
                 fact = {
                     "message": int(number),
                     "quote": quote,
@@ -213,7 +199,7 @@ def _report_facts(prompt: _Prompt) -> ToolCallBlock | None:
                 }
                 of_topic.append(fact)
         facts += of_topic[-1:] if topic.single else of_topic
-    return _call(1, "report_facts", {"facts": facts})
+    return _call("report_facts", {"facts": facts})
 
 
 def _contradicted(topic: _Topic, value: str, known_facts: str) -> int:
@@ -225,10 +211,20 @@ def _contradicted(topic: _Topic, value: str, known_facts: str) -> int:
     return 0
 
 
-def _call(number: int, tool: str, arguments: dict[str, Any]) -> ToolCallBlock:
-    return ToolCallBlock(
-        tool_call_id=f"call_{number}", tool_name=tool, tool_kwargs=arguments
-    )
+def _call(tool: str, arguments: dict[str, Any]) -> ToolCallBlock:
+    return ToolCallBlock(tool_call_id="call_1", tool_name=tool, tool_kwargs=arguments)
+
+
+def _extract_facts(prompt: _Prompt) -> str:
+    """Return the facts of the messages, as LlamaIndex's ``FactExtractionMemoryBlock`` asks for them."""
+    if "<existing_facts>" not in prompt.question:
+        return ""
+    text = "\n".join(_texts_of("user", prompt.before))
+    facts = []
+    for topic in _TOPICS:
+        statements = _statements(topic.statement, text)
+        facts += [f"<fact>{topic.fact} {said.value}</fact>" for said in statements]
+    return f"<facts>{''.join(facts)}</facts>"
 
 
 def _summarize(prompt: _Prompt) -> str:
@@ -277,7 +273,7 @@ def _call_tool(prompt: _Prompt) -> str | ToolCallBlock:
     words = prompt.question.casefold().split()
     for tool in prompt.tools:
         if tool in words and len(numbers) == len(_PARAMETERS):
-            return _call(1, tool, dict(zip(_PARAMETERS, numbers, strict=True)))
+            return _call(tool, dict(zip(_PARAMETERS, numbers, strict=True)))
     return ""
 
 
@@ -286,18 +282,7 @@ def _answer_question(prompt: _Prompt) -> str:
     for topic in _TOPICS:
         if re.search(topic.question, prompt.question, re.IGNORECASE):
             values = _values(topic, prompt)
-            return f"{topic.answer.capitalize()} {values[0]}." if values else NOT_SEEN
-    return ""
-
-
-def _warn(prompt: _Prompt) -> str:
-    """Warn of a value that a question names."""
-    question = prompt.question.casefold()
-    for topic in _TOPICS:
-        if topic.warns and question.endswith("?"):
-            for value in _values(topic, prompt):
-                if value.casefold().removesuffix("s") in question:
-                    return f"Take care: {topic.answer} {value}."
+            return f"{topic.answer.capitalize()} {values[-1]}." if values else NOT_SEEN
     return ""
 
 
@@ -305,35 +290,32 @@ def _note(prompt: _Prompt) -> str:
     """Note the statements of the user."""
     notes = []
     for topic in _TOPICS:
-        statements = _statements(topic, prompt.question)
+        statements = _statements(topic.statement, prompt.question)
         notes += [f"{topic.answer} {statement.value}" for statement in statements]
     return f"Noted: {', '.join(notes)}." if notes else ABOUT
 
 
 def _values(topic: _Topic, prompt: _Prompt) -> list[str]:
-    """Return the values of a topic: from the user's words, the last statement first, and then from the facts."""
-    text = "\n".join([*_texts_of("user", prompt.before), prompt.question])
-    statements = _statements(topic, text)
-    values = [statement.value for statement in reversed(statements)]
-    facts = _texts_of("fact", prompt.before)
-    about_topic = [fact for fact in facts if fact.startswith(topic.fact)]
-    values += [fact.removeprefix(topic.fact).strip() for fact in about_topic]
-    return values
+    """Return the values of a topic: of the facts, and then of the user's words."""
+    texts = [*_texts_of("fact", prompt.before), *_texts_of("user", prompt.before)]
+    text = "\n".join([*texts, prompt.question])
+    statements = _statements(f"{topic.statement}|{topic.fact}", text)
+    return [statement.value for statement in statements]
 
 
 # The first rule with an answer counts.
 _RULES = (
     _report_facts,
+    _extract_facts,
     _summarize,
     _tell_calls,
     _call_tool,
     _answer_question,
-    _warn,
     _note,
 )
 
 
-class OfflineModel(CustomLLM, FunctionCallingLLM):
+class OfflineModel(MockFunctionCallingLLM):
     """A LlamaIndex model for a first try that answers by rules, without a network, a key or a state between calls.
 
     The rules answer questions about a few topics, such as names, places, allergies,
@@ -341,58 +323,26 @@ class OfflineModel(CustomLLM, FunctionCallingLLM):
     with two numbers, report facts and write summaries. A stream has one part.
     """
 
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(response_generator=_respond, is_chat_model=True, **kwargs)
+
     @property
     def metadata(self) -> LLMMetadata:
         return LLMMetadata(
-            context_window=128_000, is_chat_model=True, is_function_calling_model=True
+            model_name="offline model that answers by rules",
+            context_window=128_000,
+            is_chat_model=True,
+            is_function_calling_model=True,
         )
 
-    def chat(
-        self,
-        messages: Sequence[ChatMessage],
-        *,
-        tools: Collection[str] = (),
-        **_: object,
-    ) -> ChatResponse:
-        message = reply(messages, tools)
-        return ChatResponse(message=message, delta=message.content or "")
-
-    def stream_chat(
-        self, messages: Sequence[ChatMessage], **kwargs: Any
-    ) -> ChatResponseGen:
-        yield self.chat(messages, **kwargs)
-
     def complete(self, prompt: str, *_: object, **__: object) -> CompletionResponse:
-        text = reply([ChatMessage(prompt)]).content or ""
-        return CompletionResponse(text=text, delta=text)
+        return CompletionResponse(text=reply([ChatMessage(prompt)]).content or "")
 
-    def stream_complete(
-        self, prompt: str, *_: object, **__: object
-    ) -> CompletionResponseGen:
-        yield self.complete(prompt)
+    async def acomplete(self, *args: Any, **kwargs: Any) -> CompletionResponse:
+        return self.complete(*args, **kwargs)
 
-    def _prepare_chat_with_tools(
-        self,
-        tools: Sequence[BaseTool],
-        user_msg: str | ChatMessage | None = None,
-        chat_history: list[ChatMessage] | None = None,
-        *_: object,
-        **__: object,
-    ) -> dict[str, Any]:
-        messages = list(chat_history or [])
-        if isinstance(user_msg, str):
-            user_msg = ChatMessage(user_msg)
-        if user_msg:
-            messages.append(user_msg)
-        names = [tool.metadata.get_name() for tool in tools]
-        return {"messages": messages, "tools": names}
 
-    def get_tool_calls_from_response(
-        self, response: ChatResponse, *_: object, **__: object
-    ) -> list[ToolSelection]:
-        calls = []
-        for block in response.message.blocks:
-            if isinstance(block, ToolCallBlock):
-                fields = {"tool_id": block.tool_call_id, **block.model_dump()}
-                calls.append(ToolSelection.model_validate(fields))
-        return calls
+def _respond(
+    messages: Sequence[ChatMessage], *, tools: Iterable[BaseTool] = (), **_: object
+) -> ChatMessage:
+    return reply(messages, [tool.metadata.get_name() for tool in tools])

@@ -28,6 +28,7 @@ from llama_index_memory_ext.record.text import (
 )
 from llama_index_memory_ext.search import tfidf
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
+from llama_index_memory_ext.store.readers import rows_in_epoch
 from llama_index_memory_ext.store.rows import LogRow, ReadPosition, Snapshot
 from llama_index_memory_ext.store.vectors import KeptVectors
 from llama_index_memory_ext.text.messages import ASSISTANT_ROLES, ID_KEY, calls_of
@@ -341,7 +342,6 @@ class MessageSearch:
         limit: int,
     ) -> list[_ShownMessage] | None:
         """Return the chosen messages that can be shown; None if rows were deleted since they were indexed."""
-        readers = self.reader.store.readers
 
         def show(tx: Transaction) -> list[_ShownMessage] | None:
             chosen: list[RankedMessage] = []
@@ -350,17 +350,14 @@ class MessageSearch:
             ):
                 chosen = choose()
             row_ids = [row_id for ranked in chosen for row_id in ranked.message.row_ids]
-            rows = readers.rows_in_within(tx, session_id, row_ids, index.epoch)
+            rows = rows_in_epoch(tx, session_id, row_ids, index.epoch)
             if rows is None:
                 return None
             return show_messages(index, question, chosen, rows, limit)
 
         # One job in the thread of the connection: a change of threads costs more than a
         # statement, and the search may take longer than an event loop should be blocked.
-        messages: list[_ShownMessage] | None = await readers.database.run(
-            show, writes=False
-        )
-        return messages
+        return await self.reader.store.database.run(show, writes=False)
 
     async def _index_newest(self, session_id: str, epoch: int) -> None:
         """Index the rows behind the index, or the newest 2,000 rows of a log that has no index yet."""
@@ -428,7 +425,7 @@ class MessageSearch:
         model = self.embed_model
         if model is not None:
             keeper = KeptVectors.of_messages(
-                reader.store.readers, session_id, epoch, model_key(model)
+                reader.store.database, session_id, epoch, model_key(model)
             )
             ranker = EmbeddingRanker(
                 model,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -31,36 +30,30 @@ from llama_index_memory_ext.store.address import (
 )
 from llama_index_memory_ext.store.cache import StoreCache
 from llama_index_memory_ext.store.database import Database
-from llama_index_memory_ext.store.deletion import Deletion, vacuum
+from llama_index_memory_ext.store.deletion import (
+    forget_session,
+    forget_user,
+    retain_messages,
+    vacuum,
+)
 from llama_index_memory_ext.store.encryption import Cipher, EncryptionKey, TextFunction
 from llama_index_memory_ext.store.facts import Facts
-from llama_index_memory_ext.store.log import Log
 from llama_index_memory_ext.store.marks import SELECT_PLACES, encrypt_within, mark
-from llama_index_memory_ext.store.owners import Owners
-from llama_index_memory_ext.store.readers import Readers
-from llama_index_memory_ext.store.rows import (
-    ALL_STATUSES,
-    LogRow,
-    messages_of,
-    written_at,
-)
-from llama_index_memory_ext.store.tables import (
-    ACTIVE,
-    LAST_ID,
-    Row,
-    display_name,
-    namespace_of_session,
-)
-from llama_index_memory_ext.store.transaction import Transaction, reads, writes_session
+from llama_index_memory_ext.store.readers import Readers, find_rows
+from llama_index_memory_ext.store.rows import ALL_STATUSES, LogRow, messages_of
+from llama_index_memory_ext.store.sessions import SessionInfo, read_keys, read_sessions
+from llama_index_memory_ext.store.tables import LAST_ID, Row
+from llama_index_memory_ext.store.writing import Log, Owners
 from llama_index_memory_ext.text.tokens import TokenCounter
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Sequence
-    from datetime import datetime
 
     from llama_index.core.base.llms.types import ChatMessage
     from sqlalchemy.ext.asyncio import AsyncEngine
     from typing_extensions import Self
+
+    from llama_index_memory_ext.store.transaction import Transaction
 
 __all__ = ["DEFAULT_TABLE_NAME", "MemoryStore", "SessionInfo"]
 
@@ -76,43 +69,7 @@ _UNSET: Any = None
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class SessionInfo:
-    """The size, the users and the times of a session, read without its messages.
-
-    ``messages``: the number of all messages, active ones and the log. ``user_ids``: the
-    users who have written to it, sorted. It is the session's id if a memory had no
-    ``user_id``, and empty if only a plain ``Memory`` has written. ``first_at``,
-    ``last_at``: the times (UTC) of writing of the oldest and the newest message; None
-    if unknown. ``namespaces``: the owners of its facts, in the order of ``user_ids``,
-    for a ``FactBook``.
-    """
-
-    session_id: str
-    messages: int
-    user_ids: tuple[str, ...]
-    first_at: datetime | None
-    last_at: datetime | None
-    namespaces: tuple[str, ...] = ()
-
-    @property
-    def own_namespace(self) -> str:
-        """The owner of its facts if it has no user, which no ``user_id`` can be."""
-        return namespace_of_session(self.session_id)
-
-
 _SELECT_DATA = "SELECT key, timestamp, role, status, data FROM {rows} ORDER BY id"
-_SELECT_KEYS = "SELECT DISTINCT key FROM {rows}"
-_SELECT_SESSIONS = """
-SELECT key, COUNT(*) AS messages, MIN(timestamp) AS first_written, MAX(timestamp) AS last_written
-FROM {rows} GROUP BY key ORDER BY last_written DESC, key
-"""
-_SELECT_SESSIONS_BY_KEY = """
-SELECT key, COUNT(*) AS messages, MIN(timestamp) AS first_written, MAX(timestamp) AS last_written
-FROM {rows} WHERE key {in_keys} GROUP BY key ORDER BY last_written DESC, key
-"""
-_SELECT_OWNERS = "SELECT key, user_id FROM {owners}"
-_SELECT_OWNERS_BY_KEY = "SELECT key, user_id FROM {owners} WHERE key {in_keys}"
 
 
 class _Page(NamedTuple):
@@ -156,8 +113,8 @@ class MemoryStore(SQLAlchemyChatStore):
             ``encryption_key``.
         decrypt: The reverse function.
 
-    ``database``, ``log``, ``readers``, ``owners``, ``deletion`` and ``facts`` are its
-    parts. All memories on the store share its background ``jobs``, and the ``cache`` of
+    ``database``, ``log``, ``readers``, ``owners`` and ``facts`` are its parts. All
+    memories on the store share its background ``jobs``, and the ``cache`` of
     what they have read. ``address`` is the database's address without its password and
     options.
 
@@ -176,7 +133,6 @@ class MemoryStore(SQLAlchemyChatStore):
     log: Log = _UNSET
     readers: Readers = _UNSET
     owners: Owners = _UNSET
-    deletion: Deletion = _UNSET
     facts: Facts = _UNSET
     jobs: JobRegistry = Field(default_factory=JobRegistry)
     cache: StoreCache = Field(default_factory=StoreCache)
@@ -221,10 +177,9 @@ class MemoryStore(SQLAlchemyChatStore):
         self.database = database
         self.address = database.shown_uri.partition("?")[0]
         self.readers = Readers(database)
-        self.facts = Facts(database, self.readers)
-        self.owners = Owners(database, self.readers, self.facts)
-        self.log = Log(database, self.readers, self.owners.claim_within)
-        self.deletion = Deletion(self.readers, self.facts, self.owners, self.log)
+        self.facts = Facts(database)
+        self.owners = Owners(database)
+        self.log = Log(database)
 
     @classmethod
     def class_name(cls) -> str:
@@ -340,9 +295,7 @@ class MemoryStore(SQLAlchemyChatStore):
         statuses = _statuses_of(status)
 
         def read(tx: Transaction, after: int, limit: int, offset: int) -> _Page:
-            rows = self.readers.find_within(
-                tx, key, statuses, after, limit=limit, offset=offset
-            )
+            rows = find_rows(tx, key, statuses, after, limit=limit, offset=offset)
             # Messages are parsed in this thread, so that no event loop waits.
             return _Page(messages_of(rows), len(rows), rows[-1].id if rows else after)
 
@@ -368,10 +321,8 @@ class MemoryStore(SQLAlchemyChatStore):
         """Write one message, as ``add_messages``."""
         await self.add_messages(key, [message], status)
 
-    @writes_session
-    def add_messages(
+    async def add_messages(
         self,
-        tx: Transaction,
         key: str,
         messages: Sequence[ChatMessage],
         status: MessageStatus = MessageStatus.ACTIVE,
@@ -387,11 +338,7 @@ class MemoryStore(SQLAlchemyChatStore):
             MessageError: An id is neither a text of at most 255 characters nor a
                 number.
         """
-        new = self.log.new_within(tx, key, messages)
-        if not messages:
-            tx.rollback()
-        archived = len(new) if status == MessageStatus.ARCHIVED else 0
-        self.log.insert_within(tx, key, new, archived=archived)
+        await self.log.add(key, messages, status.value)
 
     async def set_messages(
         self,
@@ -403,48 +350,29 @@ class MemoryStore(SQLAlchemyChatStore):
         plan = len if status == MessageStatus.ARCHIVED else None
         await self.log.append(key, messages, plan, replace=True)
 
-    @writes_session
-    def delete_message(self, tx: Transaction, key: str, idx: int) -> ChatMessage | None:
+    async def delete_message(self, key: str, idx: int) -> ChatMessage | None:
         """Delete the message with this row id and return it; None if the session has no such message.
 
         For a message that cannot be read, an empty message is returned.
         """
-        rows = self.readers.rows_within(tx, key, [idx])
-        if not rows:
-            tx.rollback()
-            return None
-        self.log.delete_within(tx, key, [idx])
+        row = await self.log.delete_row(key, idx)
         self.cache.drop([key])
-        return rows[0].as_put
+        return row and row.as_put
 
-    @writes_session
-    def delete_messages(
-        self, tx: Transaction, key: str, status: MessageStatus | None = None
+    async def delete_messages(
+        self, key: str, status: MessageStatus | None = None
     ) -> None:
         """Delete the messages of a session."""
-        ids = self.log.ids_within(tx, key, _statuses_of(status))
-        self.log.delete_within(tx, key, ids)
+        await self.log.delete_all(key, _statuses_of(status))
         self.cache.drop([key])
 
-    @writes_session
-    def delete_oldest_messages(
-        self, tx: Transaction, key: str, n: int
-    ) -> list[ChatMessage]:
+    async def delete_oldest_messages(self, key: str, n: int) -> list[ChatMessage]:
         """Delete the oldest n active messages and return them."""
-        oldest = self.readers.find_within(tx, key, [ACTIVE], limit=n)
-        if oldest:
-            self.log.delete_within(tx, key, [row.id for row in oldest])
-        return messages_of(oldest)
+        return messages_of(await self.log.delete_oldest(key, n))
 
-    @writes_session
-    def archive_oldest_messages(
-        self, tx: Transaction, key: str, n: int
-    ) -> list[ChatMessage]:
+    async def archive_oldest_messages(self, key: str, n: int) -> list[ChatMessage]:
         """Move the oldest n active messages into the log and return them."""
-        oldest = self.readers.find_within(tx, key, [ACTIVE], limit=n)
-        if oldest:
-            self.log.archive_within(tx, key, oldest[-1].id)
-        return messages_of(oldest)
+        return messages_of(await self.log.archive_oldest(key, n))
 
     async def count_messages(
         self, key: str, status: MessageStatus | None = MessageStatus.ACTIVE
@@ -453,48 +381,20 @@ class MemoryStore(SQLAlchemyChatStore):
         value = None if status is None else status.value
         return await self.readers.count_messages(key, status=value)
 
-    @reads
-    def get_keys(self, tx: Transaction) -> list[str]:
+    async def get_keys(self) -> list[str]:
         """Return the sessions that have messages."""
-        return tx.scalars(_SELECT_KEYS)
+        return await self.database.run(read_keys, writes=False)
 
-    @reads
-    def sessions(
-        self,
-        tx: Transaction,
-        user_id: str | None = None,
-        *,
-        session_ids: Collection[str] = (),
+    async def sessions(
+        self, user_id: str | None = None, *, session_ids: Collection[str] = ()
     ) -> list[SessionInfo]:
         """Return the sessions that have messages, newest write first; [] if there is none.
 
         With a ``user_id``, only the sessions of this user, and the ``session_ids``.
         """
-        selection = {}
-        select_sessions = _SELECT_SESSIONS
-        select_owners = _SELECT_OWNERS
-        if user_id is not None or session_ids:
-            keys = {*session_ids, *self.readers.sessions_within(tx, user_id or "")}
-            selection = {"keys": list(keys)}
-            select_sessions = _SELECT_SESSIONS_BY_KEY
-            select_owners = _SELECT_OWNERS_BY_KEY
-        owners: dict[str, list[str]] = {}
-        for owner in tx.execute(select_owners, **selection):
-            owners.setdefault(owner.key, []).append(owner.user_id)
-        infos = []
-        for session in tx.execute(select_sessions, **selection):
-            namespaces = sorted(owners.get(session.key, ()), key=display_name)
-            infos.append(
-                SessionInfo(
-                    session_id=session.key,
-                    messages=session.messages,
-                    user_ids=tuple(map(display_name, namespaces)),
-                    first_at=written_at(session.first_written),
-                    last_at=written_at(session.last_written),
-                    namespaces=tuple(namespaces),
-                )
-            )
-        return infos
+        return await self.database.run(
+            read_sessions, user_id, session_ids, writes=False
+        )
 
     async def rows(
         self,
@@ -564,9 +464,7 @@ class MemoryStore(SQLAlchemyChatStore):
 
         Returns the number of deleted rows of ``"messages"`` and ``"cursors"``.
         """
-        counts = await self.database.run(
-            self.deletion.forget_session_within, key, sessions=[key]
-        )
+        counts = await self.database.run(forget_session, key, sessions=[key])
         self.cache.drop([key])
         return {kind: counts[kind] for kind in ("messages", "cursors")}
 
@@ -600,9 +498,7 @@ class MemoryStore(SQLAlchemyChatStore):
                 f"forget_user takes a user_id as a text, and session_ids as a list of texts; these are a "
                 f"{type(user_id).__name__} and a {type(session_ids).__name__}. Nothing was deleted."
             )
-        forgotten = await self.database.run(
-            self.deletion.forget_user_within, user_id, session_ids
-        )
+        forgotten = await self.database.run(forget_user, user_id, session_ids)
         await self.jobs.stop({user_id, *forgotten.sessions})
         self.jobs.unread.difference_update(forgotten.sessions)
         self.cache.drop(forgotten.sessions | forgotten.namespaces)
@@ -660,7 +556,7 @@ class MemoryStore(SQLAlchemyChatStore):
             # Only a session with old messages is locked.
             if _is_due(info, since, messages, session_ids):
                 deleted = await self.database.run(
-                    self.deletion.retain_within,
+                    retain_messages,
                     info.session_id,
                     since,
                     messages,

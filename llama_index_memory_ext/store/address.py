@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import re
 import sqlite3
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from selectors import EVENT_READ, DefaultSelector
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import unquote, urlsplit
 
@@ -16,9 +14,9 @@ from llama_index.core.storage.chat_store.sql import DEFAULT_ASYNC_DATABASE_URI
 from pydantic import BaseModel, Field
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DisconnectionError
+from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncEngine
-from sqlalchemy.pool import QueuePool, StaticPool
+from sqlalchemy.pool import StaticPool
 
 from llama_index_memory_ext.errors import StoreError
 
@@ -43,9 +41,16 @@ _DRIVERS = {
     "postgresql+asyncpg": "postgresql+psycopg",
     "postgresql+psycopg": "postgresql+psycopg",
 }
-
-# The path of a SQLite file, with or without the beginning of an address.
-_FILE = re.compile(r"(?:sqlite(?:\+\w+)?:(?://)?)?([\w./\\ -]{1,200}\.(?:db|sqlite3?))")
+# What to do about a refused call, by a part of the reason.
+_HINTS = {
+    "disk is full": "Nothing was changed. Free twice the size of its file, which to delete and to vacuum take.",
+    "readonly database": (
+        "Nothing was changed: see who may write to the database, its file and folder (a temporary memory may not)."
+    ),
+    "read-only transaction": (
+        "Nothing was changed: see who may write to the database (a temporary memory may not)."
+    ),
+}
 
 
 class Settings(BaseModel, strict=True, arbitrary_types_allowed=True):
@@ -69,13 +74,13 @@ class Settings(BaseModel, strict=True, arbitrary_types_allowed=True):
 
 
 def checked_url(uri: Address, lent: AsyncEngine | None = None) -> URL:
-    """Parse an address, None for a private database in memory; a StoreError if no log can be kept there."""
+    """Parse an address, None for a private database in memory.
+
+    Raises:
+        StoreError: It cannot be read, or no log can be kept there. The error does not
+            quote it, because it may hold a password.
+    """
     url = lent.url if lent else _parsed(uri)
-    if "@" in (url.host or ""):
-        # The first part of the password would be shown as a part of the host's name.
-        raise StoreError(
-            "There are two '@' in async_database_uri: in a user's name or a password, write '%40' for it."
-        )
     name = url.get_backend_name() if lent else url.drivername
     if name not in _DRIVERS:
         raise StoreError(
@@ -86,31 +91,28 @@ def checked_url(uri: Address, lent: AsyncEngine | None = None) -> URL:
         try:
             driver_url(url).get_dialect().import_dbapi()
         except ImportError as error:
-            raise in_words(url, error) from error
+            raise StoreError(
+                f"The database at {without_password(url)} cannot be used: it needs {error.name or 'libpq'}. "
+                'pip install "llama-index-memory-ext[postgres]"'
+            ) from error
     return url
 
 
 def _parsed(uri: Address) -> URL:
-    """Parse an address; a StoreError, which does not quote it, if it cannot be read."""
     if isinstance(uri, Path):
         return URL.create("sqlite+aiosqlite", database=str(uri))
-    try:
+    with suppress(ArgumentError, ValueError):
         url = make_url(DEFAULT_ASYNC_DATABASE_URI if uri is None else uri)
-        is_readable = url.get_backend_name() != "sqlite" or not url.host
-    except (ArgumentError, ValueError):
-        # The text of the error, and the address, may hold a password.
-        is_readable = False
-    if not is_readable:
-        path = _FILE.fullmatch(str(uri))
-        file = path[1] if path else "memory.db"
-        seen = "the given text cannot be read as an address"
-        if uri == file:
-            seen = f"saw the name of a file. Pass 'sqlite:///{file}', or a Path"
-        raise StoreError(
-            f"async_database_uri must be a SQLAlchemy address such as 'sqlite+aiosqlite:///{file}' or "
-            f"'postgresql+asyncpg://user@host/database'; {seen}."
-        )
-    return url
+        # With a second '@', a part of the password would be shown as the host's name.
+        is_sqlite = url.get_backend_name() == "sqlite"
+        if "@" not in (url.host or "") and not (is_sqlite and url.host):
+            return url
+    # Raised outside the block, so that the error has no context with the address.
+    raise StoreError(
+        "async_database_uri must be a SQLAlchemy address such as 'sqlite:///memory.db' or "
+        "'postgresql://user@host/database', with '%40' for an '@' in a password; saw a text that is none. Pass a file "
+        "of SQLite as a Path, or behind 'sqlite:///'."
+    )
 
 
 def driver_url(url: URL) -> URL:
@@ -118,48 +120,39 @@ def driver_url(url: URL) -> URL:
     return url.set(drivername=_DRIVERS[url.drivername])
 
 
-def in_words(url: URL, error: Exception, name: str = "") -> StoreError:
-    """Return a StoreError for the call of this name that the database has refused; without a name, for a connection."""
-    reason = reason_of(error)
-    if isinstance(error, ImportError):
-        reason = f"it needs {error.name or 'libpq'}"
-        hint = 'pip install "llama-index-memory-ext[postgres]"'
-    elif name:
-        hint = _hint_for_call(url, error, name)
-    elif url.get_backend_name() == "sqlite":
+def connection_error(url: URL, error: Exception) -> StoreError:
+    """Return a StoreError for a connection that could not be opened."""
+    hint = (
+        "See whether it is there, and whether the address, the user and the password are right. Options are libpq's, "
+        "such as sslmode=require."
+    )
+    if url.get_backend_name() == "sqlite":
         hint = (
             "See whether it is a database of SQLite, and whether you may read it and write to its folder; if you may "
             "not, sqlite:///file:...?immutable=1&uri=true opens a file that no other program writes to."
         )
-    else:
-        hint = (
-            "See whether it is there, and whether the address, the user and the password are right. Options are "
-            "libpq's, such as sslmode=require."
-        )
-    outcome = f"has refused {name}" if name else "cannot be used"
     return StoreError(
-        f"The database at {without_password(url)} {outcome}: {reason}. {hint}"
+        f"The database at {without_password(url)} cannot be used: {reason_of(error)}. {hint}"
     )
 
 
-def _hint_for_call(url: URL, error: Exception, name: str) -> str:
-    """Return the advice for a call that the database has refused."""
+def call_error(url: URL, error: Exception, name: str) -> StoreError:
+    """Return a StoreError for the call of this name that the database has refused."""
     reason = reason_of(error)
-    if getattr(error, "connection_invalidated", False):
-        return "The connection was lost: look whether it was stored before you repeat the call."
-    if "full" in reason and url.get_backend_name() == "sqlite":
-        return "Nothing was changed. Free twice the size of its file, which to delete and to vacuum take."
+    hint = "Nothing was changed. The call can be made again."
+    for part, hint_for_part in _HINTS.items():
+        if part in reason:
+            hint = hint_for_part
     if name == MAKING:
-        return (
+        hint = (
             "Its tables are missing or of an earlier version: open it once as a user who may make and change tables; "
             "afterwards reading and writing rows is all that is needed."
         )
-    if "readonly" in reason or "read-only" in reason:
-        return (
-            "Nothing was changed: see who may write to the database, its file and folder (a temporary memory may "
-            "not)."
-        )
-    return "Nothing was changed. The call can be made again."
+    if getattr(error, "connection_invalidated", False):
+        hint = "The connection was lost: look whether it was stored before you repeat the call."
+    return StoreError(
+        f"The database at {without_password(url)} has refused {name}: {reason}. {hint}"
+    )
 
 
 def reason_of(error: BaseException) -> str:
@@ -196,74 +189,58 @@ def open_engine(url: URL, seconds: float, pool_size: int, set_up: str = "") -> E
     No statement takes longer than ``seconds``. The engine has at most ``pool_size``
     connections, for any thread; each begins with the statement ``set_up``.
     """
-    if is_in_memory(url):
-        return _open_sqlite(url, seconds, set_up, {"poolclass": StaticPool})
-    pool: dict[str, Any] = {
-        "poolclass": QueuePool,
-        "pool_size": pool_size,
-        "max_overflow": 0,
-        "pool_timeout": seconds + SERVER_GRACE_SECONDS,
-        # The connections that are not needed grow old, and the server may end them.
-        "pool_use_lifo": True,
-    }
+    pool: dict[str, Any] = {"poolclass": StaticPool}
+    if not is_in_memory(url):
+        pool = {
+            "pool_size": pool_size,
+            "max_overflow": 0,
+            "pool_timeout": seconds + SERVER_GRACE_SECONDS,
+        }
     if url.get_backend_name() == "postgresql":
-        return _open_server(url, seconds, set_up, pool)
-    folder = Path(url.database or "").expanduser().parent
-    if "uri" not in url.query and not folder.is_dir():
-        raise StoreError(
-            f"The database file {url.database!r} needs a folder {str(folder)!r}: create it first."
-        )
-    return _open_sqlite(url, seconds, set_up, pool)
+        # A connection that was lost while it was idle is replaced.
+        pool["pool_pre_ping"] = True
+        milliseconds = round(1000 * (seconds + SERVER_GRACE_SECONDS))
+        arguments = _server_limits(url, seconds)
+        # Statements, because poolers refuse settings at the start of the connection.
+        statements = [
+            f"SET statement_timeout = {milliseconds}",
+            f"SET idle_in_transaction_session_timeout = {milliseconds}",
+        ]
+    else:
+        folder = Path(url.database or "").expanduser().parent
+        if "uri" not in url.query and not folder.is_dir():
+            raise StoreError(
+                f"The database file {url.database!r} needs a folder {str(folder)!r}: create it first."
+            )
+        # The runner begins transactions, in any thread.
+        arguments = {
+            "timeout": seconds,
+            "check_same_thread": False,
+            "isolation_level": None,
+        }
+        # Stored messages survive a power cut, and deleted ones are overwritten.
+        statements = ["PRAGMA synchronous = FULL", "PRAGMA secure_delete = ON"]
+    engine = create_engine(
+        driver_url(url), connect_args=arguments, hide_parameters=True, **pool
+    )
+    begin = partial(_set_up, [*statements, set_up])
+    event.listen(engine, "connect", begin, insert=True)
+    return engine
 
 
-def _open_server(url: URL, seconds: float, set_up: str, pool: dict[str, Any]) -> Engine:
-    for_driver = driver_url(url)
+def _server_limits(url: URL, seconds: float) -> dict[str, Any]:
+    """Return the arguments by which a server that does not answer is given up after about this time."""
     wait = max(1, math.ceil(seconds))
-    # After about this time, a machine that does not answer is given up.
     limits: dict[str, Any] = {
         "connect_timeout": wait,
         "tcp_user_timeout": 1000 * wait,
         "keepalives_count": 2,
         "keepalives_idle": 10,
         "keepalives_interval": wait,
+        # A pooler in between may give each transaction another connection of the server.
+        "prepare_threshold": None,
     }
-    arguments = {
-        name: value for name, value in limits.items() if name not in for_driver.query
-    }
-    # A pooler in between may give each transaction another connection of the server.
-    arguments["prepare_threshold"] = None
-    engine = create_engine(
-        for_driver,
-        isolation_level="READ COMMITTED",
-        connect_args=arguments,
-        hide_parameters=True,
-        **pool,
-    )
-    milliseconds = round(1000 * (seconds + SERVER_GRACE_SECONDS))
-    # A statement, because poolers refuse settings at the start of the connection.
-    limits_statement = (
-        f"SET statement_timeout = {milliseconds}; "
-        f"SET idle_in_transaction_session_timeout = {milliseconds}; {set_up}"
-    )
-    event.listen(engine, "connect", partial(_set_up, [limits_statement]))
-    event.listen(engine, "checkout", _check)
-    return engine
-
-
-def _open_sqlite(url: URL, seconds: float, set_up: str, pool: dict[str, Any]) -> Engine:
-    arguments: dict[str, Any] = {
-        "timeout": seconds,
-        "check_same_thread": False,
-        # The runner begins transactions.
-        "isolation_level": None,
-    }
-    engine = create_engine(
-        driver_url(url), connect_args=arguments, hide_parameters=True, **pool
-    )
-    # Stored messages survive a power cut, and deleted ones are overwritten.
-    statements = ["PRAGMA synchronous = FULL", "PRAGMA secure_delete = ON", set_up]
-    event.listen(engine, "connect", partial(_set_up, statements), insert=True)
-    return engine
+    return {name: limits[name] for name in limits.keys() - url.query.keys()}
 
 
 def _set_up(statements: Sequence[str], connection: Any, _record: Any) -> None:
@@ -284,16 +261,3 @@ def use_write_ahead_log(conn: Connection, seconds: float) -> None:
         raw.execute("PRAGMA busy_timeout = 0")
         raw.execute("PRAGMA journal_mode = WAL")
     raw.execute(f"PRAGMA busy_timeout = {round(1000 * seconds)}")
-
-
-def _check(connection: Any, _record: Any, _proxy: Any) -> None:
-    """Replace a connection that was lost while it was idle."""
-    is_lost = bool(connection.closed)
-    if not is_lost:
-        with DefaultSelector() as selector:
-            selector.register(connection, EVENT_READ)
-            # An idle connection has data to read when the server has ended it, and for
-            # hardly any other reason.
-            is_lost = bool(selector.select(0))
-    if is_lost:
-        raise DisconnectionError("The connection was lost while it was idle.")

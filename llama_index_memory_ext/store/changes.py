@@ -31,18 +31,6 @@ def marked(facts: Sequence[Fact], stored: Mapping[str, Fact]) -> list[Fact]:
     return [mark_edited(fact, stored.get(fact.id, fact)) for fact in facts]
 
 
-def rows_of(fact: Fact, texts: Mapping[int, str]) -> tuple[int, ...]:
-    """Return the rows whose texts have the quote of a fact, in a line of the text around the quote."""
-    start = fact.quote.partition("\n")[0]
-    lines = [line for line in fact.source.splitlines() if start in line]
-    rows = []
-    for row_id, text in texts.items():
-        is_source = any(line in text for line in lines or [start])
-        if fact.quote in text and is_source:
-            rows.append(row_id)
-    return tuple(rows)
-
-
 def without_words(fact: Fact, session_id: str, remaining: Collection[int]) -> Fact:
     """Return a fact with its remaining messages, and without the words around its quote."""
     ids = tuple(row_id for row_id in fact.message_ids if row_id in remaining)

@@ -26,7 +26,7 @@ from llama_index_memory_ext.background.threads import Job, pending, threads_for
 from llama_index_memory_ext.errors import StoreError, StoreTimeoutError
 from llama_index_memory_ext.store import address, versions
 from llama_index_memory_ext.store.marks import mark
-from llama_index_memory_ext.store.tables import Row, tables_for
+from llama_index_memory_ext.store.schema import tables_for
 from llama_index_memory_ext.store.transaction import Transaction
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     from llama_index_memory_ext.store.encryption import Cipher
+    from llama_index_memory_ext.store.tables import Row
 
 
 T = TypeVar("T")
@@ -44,6 +45,10 @@ T = TypeVar("T")
 _LEVELS = {"sqlite": "SERIALIZABLE", "postgresql": "READ COMMITTED"}
 # To make an index of a large table takes minutes.
 _MAKING_SECONDS = 600.0
+_INSERT_DATA = """
+INSERT INTO {rows} (key, timestamp, role, status, data)
+VALUES (:key, :timestamp, :role, :status, :data)
+"""
 # Any number that no other program uses for an advisory lock.
 _MAKING_LOCK = 7_453_010_323_281_277_817
 # The places of the SQLite databases that the parent was using when it forked this
@@ -140,16 +145,20 @@ class Database:
         """
         if not self._is_ready:
             await self._open()
+
         claims: list[Hashable] = []
 
         def step(conn: Connection) -> T:
-            with closing(Transaction(conn, self.tables, claims)) as transaction:
+            transaction = Transaction(conn, self.tables, self.claims)
+            with closing(transaction):
                 transaction.lock(sessions, users)
                 if writes and not transaction.epochs:
                     # Another program may have changed the key. The locks of sessions
                     # check it, too. ``mark`` waits for all locks.
                     transaction.check_key()
-                return function(transaction, *args, **options)
+                result = function(transaction, *args, **options)
+            claims.extend(transaction.claims)
+            return result
 
         # As callers know the function: "Log.append".
         name = function.__qualname__.partition(".<locals>")[0].replace("._", ".")
@@ -210,7 +219,7 @@ class Database:
         self._close()
         if not self.in_memory:
             warnings.warn(
-                f"MemoryStore(async_database_uri={self.shown_uri!r}, table_name={self.tables.rows.name!r}) was not "
+                f"MemoryStore(async_database_uri={self.shown_uri!r}, table_name={self.tables.name!r}) was not "
                 "closed. Close it with `await store.aclose()`, a memory with `await memory.aclose()` or "
                 "`async with memory:`.",
                 ResourceWarning,
@@ -241,7 +250,7 @@ class Database:
             address.use_write_ahead_log(conn, self.seconds)
         if version != versions.SCHEMA_VERSION:
             return False
-        if Transaction(conn, self.tables, []).check_key():
+        if Transaction(conn, self.tables).check_key():
             return True
         # A store that only reads, by its ``set_up``, cannot mark the database.
         return bool(self.set_up) or not self.tables.cipher.is_set
@@ -253,9 +262,10 @@ class Database:
             # one makes tables at a time.
             conn.execute(sa.select(sa.func.pg_advisory_xact_lock(_MAKING_LOCK)))
         versions.create_missing(conn, self.tables)
-        mark(Transaction(conn, self.tables, []))
+        tx = Transaction(conn, self.tables)
+        mark(tx)
         if self._rows:
-            conn.execute(sa.insert(self.tables.rows), self._rows)
+            tx.execute(_INSERT_DATA, self._rows)
         self._rows = None
 
     def _locks_for(
@@ -417,9 +427,9 @@ class Database:
                 raise StoreTimeoutError(
                     job.name, self.seconds, writes=job.writes
                 ) from error
-            raise address.in_words(
-                self.url, error, job.name if begun else ""
-            ) from error
+            if begun:
+                raise address.call_error(self.url, error, job.name) from error
+            raise address.connection_error(self.url, error) from error
 
     def is_used_by_thread(self) -> bool:
         """Return whether a thread works on this SQLite database, or on another store of the same file."""

@@ -9,6 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.base.llms.types import MessageRole
 
+from llama_index_memory_ext.store.log import delete_rows
+from llama_index_memory_ext.store.owners import readers_of_facts
+from llama_index_memory_ext.store.readers import rows_by_id, sessions_of_user
+from llama_index_memory_ext.store.schema import TABLES
 from llama_index_memory_ext.store.tables import (
     ACTIVE,
     LAST_ID,
@@ -16,15 +20,12 @@ from llama_index_memory_ext.store.tables import (
     PROFILE_READER,
     vectors_namespace,
 )
+from llama_index_memory_ext.store.words import forget_words, lose_words
 from llama_index_memory_ext.text.turns import spoken
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from llama_index_memory_ext.store.facts import Facts
-    from llama_index_memory_ext.store.log import Log
-    from llama_index_memory_ext.store.owners import Owners
-    from llama_index_memory_ext.store.readers import Readers
     from llama_index_memory_ext.store.transaction import Transaction
 
 logger = logging.getLogger(__name__)
@@ -75,154 +76,150 @@ class Forgotten(NamedTuple):
     counts: dict[str, int]
 
 
-class Deletion:
-    """Deletes old turns, sessions and users, each in a transaction."""
+# ---- old turns ----
 
-    def __init__(
-        self, readers: Readers, facts: Facts, owners: Owners, log: Log
-    ) -> None:
-        self._readers = readers
-        self._facts = facts
-        self._owners = owners
-        self._log = log
 
-    # ---- old turns ----
+def retain_messages(
+    tx: Transaction, key: str, since: int, most: int, *, unread: bool
+) -> dict[str, int]:
+    """Delete turns of a session that have a message from before ``since``, or beyond the ``most`` newest messages.
 
-    def retain_within(
-        self, tx: Transaction, key: str, since: int, most: int, *, unread: bool
-    ) -> dict[str, int]:
-        """Delete turns of a session that have a message from before ``since``, or beyond the ``most`` newest messages.
+    The current turn stays. Without ``unread``, messages stay that a reader of facts
+    has not read. Return the numbers of deleted messages, of facts that lost words,
+    and of messages that stay because they are unread.
+    """
+    rows = tx.execute(_SELECT_TURNS, key=key).all()
+    last = LAST_ID if unread else _read_by_all(tx, key)
+    turns = _past_turns(rows)
+    surplus = len(rows) - most
+    ids = _due_ids(turns, since, surplus, last)
+    unread_rows = len(_due_ids(turns, since, surplus, LAST_ID)) - len(ids)
+    if not ids:
+        tx.rollback()
+        return {"unread": unread_rows}
+    remaining = {row.id for row in rows}.difference(ids)
+    delete_rows(tx, key, ids)
+    neighbors = _neighbors(tx, key, ids, sorted(remaining))
+    changed = lose_words(tx, key, remaining, neighbors)
+    return {"messages": len(ids), "facts": changed, "unread": unread_rows}
 
-        The current turn stays. Without ``unread``, messages stay that a reader of facts
-        has not read. Return the numbers of deleted messages, of facts that lost words,
-        and of messages that stay because they are unread.
-        """
-        rows = tx.execute(_SELECT_TURNS, key=key).all()
-        last = LAST_ID if unread else self._read_by_all(tx, key)
-        turns = _past_turns(rows)
-        surplus = len(rows) - most
-        ids = _due_ids(turns, since, surplus, last)
-        unread_rows = len(_due_ids(turns, since, surplus, LAST_ID)) - len(ids)
-        if not ids:
-            tx.rollback()
-            return {"unread": unread_rows}
-        remaining = {row.id for row in rows}.difference(ids)
-        self._log.delete_within(tx, key, ids)
-        neighbors = self._neighbors(tx, key, ids, sorted(remaining))
-        changed = self._facts.lose_words_within(tx, key, remaining, neighbors)
-        return {"messages": len(ids), "facts": changed, "unread": unread_rows}
 
-    def _read_by_all(self, tx: Transaction, key: str) -> int:
-        """Return the last row that all readers of facts have read; ``LAST_ID`` without such a reader."""
-        names = self._owners.facts_readers_within(tx, key)
-        readers = [name for name in names if not name.startswith(PROFILE_READER)]
-        last_read: int = tx.execute(
-            _SELECT_READ, key=key, names=readers, last_id=LAST_ID
-        ).scalar_one()
-        return last_read
+def _read_by_all(tx: Transaction, key: str) -> int:
+    """Return the last row that all readers of facts have read; ``LAST_ID`` without such a reader."""
+    names = readers_of_facts(tx, key)
+    readers = [name for name in names if not name.startswith(PROFILE_READER)]
+    last_read: int = tx.execute(
+        _SELECT_READ, key=key, names=readers, last_id=LAST_ID
+    ).scalar_one()
+    return last_read
 
-    def _neighbors(
-        self, tx: Transaction, key: str, ids: Sequence[int], remaining: Sequence[int]
-    ) -> set[int]:
-        """Return the nearest rows with words beside deleted rows; others do not end the text around a fact."""
-        neighbors = set()
-        groups = {bisect(remaining, row_id): row_id for row_id in ids}
-        for place, row_id in groups.items():
-            nearby = remaining[max(place - _NEARBY_ROWS, 0) : place + _NEARBY_ROWS]
-            rows = self._readers.rows_within(tx, key, nearby)
-            with_words = [row.id for row in rows if spoken(row.message)]
-            middle = bisect(with_words, row_id)
-            neighbors.update(with_words[max(middle - 1, 0) : middle + 1])
-        return neighbors
 
-    # ---- sessions and users ----
+def _neighbors(
+    tx: Transaction, key: str, ids: Sequence[int], remaining: Sequence[int]
+) -> set[int]:
+    """Return the nearest rows with words beside deleted rows; others do not end the text around a fact."""
+    neighbors = set()
+    groups = {bisect(remaining, row_id): row_id for row_id in ids}
+    for place, row_id in groups.items():
+        nearby = remaining[max(place - _NEARBY_ROWS, 0) : place + _NEARBY_ROWS]
+        rows = rows_by_id(tx, key, nearby)
+        with_words = [row.id for row in rows if spoken(row.message)]
+        middle = bisect(with_words, row_id)
+        neighbors.update(with_words[max(middle - 1, 0) : middle + 1])
+    return neighbors
 
-    def forget_session_within(self, tx: Transaction, key: str) -> dict[str, int]:
-        """Delete a session; return the number of deleted rows by kind."""
-        return self._delete(tx, [key], (), Counter())
 
-    def forget_user_within(
-        self, tx: Transaction, user_id: str, session_ids: Collection[str]
-    ) -> Forgotten:
-        """Delete the facts of a user, the user's sessions and the ``session_ids``.
+# ---- sessions and users ----
 
-        If a session has other owners, only the turns of the user are deleted, and the
-        facts that others learned from them.
-        """
-        owned = self._readers.sessions_within(tx, user_id)
-        sessions = {*session_ids, *owned}
-        tx.lock(sessions, ())
-        read_by = self._namespaces_that_read(tx, sessions)
-        # A session without a user has facts in a separate namespace.
-        namespaces = {user_id}
-        staying: dict[str, set[str]] = {key: set() for key in sessions}
-        owned_sessions = set()
-        for owner in tx.execute(_SELECT_OWNERS, names=list(sessions)):
-            if owner.user_id == user_id:
-                owned_sessions.add(owner.key)
-            elif owner.kind == OF_NOBODY:
-                namespaces.add(owner.user_id)
-            else:
-                staying[owner.key].add(owner.user_id)
-        counts: Counter[str] = Counter()
-        keys = set(sessions)
-        for key in [key for key, users in staying.items() if users]:
-            keys.remove(key)
-            # The readers that extract the user's facts.
-            readers = self._owners.facts_readers_within(tx, key, user_id)
-            deleted = tx.execute(_DELETE_READERS, key=key, names=readers)
-            counts["cursors"] += deleted.rowcount
-            if key in owned_sessions:
-                counts.update(self._delete_turns(tx, key, user_id))
-            else:
-                # The session never was the user's.
-                del staying[key]
-        counts.update(self._facts.forget_words_within(tx, namespaces, staying, read_by))
-        return Forgotten(
-            sessions,
-            namespaces | read_by,
-            self._delete(tx, keys, namespaces, counts),
-        )
 
-    def _delete_turns(self, tx: Transaction, key: str, user_id: str) -> dict[str, int]:
-        """Delete the turns of an owner in a session of several users; return the number of deleted rows by kind."""
-        owners = tx.execute(_DELETE_OWNER, key=key, user_id=user_id).rowcount
-        rows = tx.execute(_SELECT_TURNS, key=key).all()
-        ids = _ids_of_turns(rows, user_id)
-        messages = self._log.delete_within(tx, key, ids) if ids else 0
-        return {"cursors": owners, "messages": messages}
+def forget_session(tx: Transaction, key: str) -> dict[str, int]:
+    """Delete a session; return the number of deleted rows by kind."""
+    return _delete(tx, [key], (), Counter())
 
-    def _delete(
-        self,
-        tx: Transaction,
-        keys: Collection[str],
-        namespaces: Collection[str],
-        counts: Counter[str],
-    ) -> dict[str, int]:
-        """Delete whole sessions and namespaces; return the ``counts`` of all deleted rows by kind."""
-        of_vectors = [*namespaces, *map(vectors_namespace, keys)]
-        for statements, names in (
-            (_DELETE_SESSIONS, keys),
-            (_DELETE_NAMESPACES, namespaces),
-            (_DELETE_VECTORS, of_vectors),
-        ):
-            for kind, statement in statements:
-                deleted = tx.execute(statement, names=list(names))
-                counts[kind] += deleted.rowcount
-        return {
-            kind: counts[kind]
-            for kind in ("messages", "cursors", "facts", "embeddings")
-        }
 
-    def _namespaces_that_read(self, tx: Transaction, keys: Collection[str]) -> set[str]:
-        """Return the namespaces whose readers of facts have read one of these sessions."""
-        namespaces = set()
-        for reader in tx.scalars(_SELECT_READERS, names=list(keys)):
-            # The namespace follows " of ", and may itself hold these characters.
-            parts = reader.split(" of ")
-            for i in range(1, len(parts)):
-                namespaces.add(" of ".join(parts[i:]))
-        return namespaces
+def forget_user(
+    tx: Transaction, user_id: str, session_ids: Collection[str]
+) -> Forgotten:
+    """Delete the facts of a user, the user's sessions and the ``session_ids``.
+
+    If a session has other owners, only the turns of the user are deleted, and the
+    facts that others learned from them.
+    """
+    owned = sessions_of_user(tx, user_id)
+    sessions = {*session_ids, *owned}
+    tx.lock(sessions, ())
+    read_by = _namespaces_that_read(tx, sessions)
+    # A session without a user has facts in a separate namespace.
+    namespaces = {user_id}
+    staying: dict[str, set[str]] = {key: set() for key in sessions}
+    owned_sessions = set()
+    for owner in tx.execute(_SELECT_OWNERS, names=list(sessions)):
+        if owner.user_id == user_id:
+            owned_sessions.add(owner.key)
+        elif owner.kind == OF_NOBODY:
+            namespaces.add(owner.user_id)
+        else:
+            staying[owner.key].add(owner.user_id)
+    counts: Counter[str] = Counter()
+    keys = set(sessions)
+    for key in [key for key, users in staying.items() if users]:
+        keys.remove(key)
+        # The readers that extract the user's facts.
+        readers = readers_of_facts(tx, key, user_id)
+        deleted = tx.execute(_DELETE_READERS, key=key, names=readers)
+        counts["cursors"] += deleted.rowcount
+        if key in owned_sessions:
+            counts.update(_delete_turns(tx, key, user_id))
+        else:
+            # The session never was the user's.
+            del staying[key]
+    counts.update(forget_words(tx, namespaces, staying, read_by))
+    return Forgotten(
+        sessions,
+        namespaces | read_by,
+        _delete(tx, keys, namespaces, counts),
+    )
+
+
+def _delete_turns(tx: Transaction, key: str, user_id: str) -> dict[str, int]:
+    """Delete the turns of an owner in a session of several users; return the number of deleted rows by kind."""
+    owners = tx.execute(_DELETE_OWNER, key=key, user_id=user_id).rowcount
+    rows = tx.execute(_SELECT_TURNS, key=key).all()
+    ids = _ids_of_turns(rows, user_id)
+    messages = delete_rows(tx, key, ids) if ids else 0
+    return {"cursors": owners, "messages": messages}
+
+
+def _delete(
+    tx: Transaction,
+    keys: Collection[str],
+    namespaces: Collection[str],
+    counts: Counter[str],
+) -> dict[str, int]:
+    """Delete whole sessions and namespaces; return the ``counts`` of all deleted rows by kind."""
+    of_vectors = [*namespaces, *map(vectors_namespace, keys)]
+    for statements, names in (
+        (_DELETE_SESSIONS, keys),
+        (_DELETE_NAMESPACES, namespaces),
+        (_DELETE_VECTORS, of_vectors),
+    ):
+        for kind, statement in statements:
+            deleted = tx.execute(statement, names=list(names))
+            counts[kind] += deleted.rowcount
+    return {
+        kind: counts[kind] for kind in ("messages", "cursors", "facts", "embeddings")
+    }
+
+
+def _namespaces_that_read(tx: Transaction, keys: Collection[str]) -> set[str]:
+    """Return the namespaces whose readers of facts have read one of these sessions."""
+    namespaces = set()
+    for reader in tx.scalars(_SELECT_READERS, names=list(keys)):
+        # The namespace follows " of ", and may itself hold these characters.
+        parts = reader.split(" of ")
+        for i in range(1, len(parts)):
+            namespaces.add(" of ".join(parts[i:]))
+    return namespaces
 
 
 def _ids_of_turns(rows: Sequence[Any], user_id: str) -> list[int]:
@@ -288,8 +285,7 @@ def _vacuum_file(tx: Transaction) -> bool:
 
 
 def _vacuum_on_server(tx: Transaction) -> bool:
-    format_table = tx.connection.dialect.identifier_preparer.format_table
-    names = list(map(format_table, tx.tables.rows.metadata.sorted_tables))
+    names = [tx.tables.names[table] for table in TABLES]
     forbidden = [
         name for name in names if not tx.execute(_MAY_VACUUM, name=name).scalar()
     ]

@@ -10,10 +10,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 
 from llama_index_memory_ext.errors import EncryptionError, MessageError
+from llama_index_memory_ext.store.readers import (
+    find_rows,
+    put_cursor,
+    renew_session,
+    rows_by_id,
+)
 from llama_index_memory_ext.store.rows import (
-    ALL_STATUSES,
     LogRow,
-    SessionAccess,
     messages_of,
 )
 from llama_index_memory_ext.store.tables import (
@@ -23,13 +27,10 @@ from llama_index_memory_ext.store.tables import (
     Row,
     vectors_namespace,
 )
-from llama_index_memory_ext.store.transaction import Transaction, writes_session
 from llama_index_memory_ext.text.messages import (
     ID_KEY,
-    SPEAKER_KEY,
     Json,
     MovedMessage,
-    Plan,
     clean,
     is_same,
     message_id_of,
@@ -39,15 +40,10 @@ from llama_index_memory_ext.text.messages import (
 from llama_index_memory_ext.text.turns import is_code_output, with_code_results
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
-    from llama_index_memory_ext.store.database import Database
-    from llama_index_memory_ext.store.readers import Readers
+    from llama_index_memory_ext.store.transaction import Transaction
 
-    # ``Owners.claim_within``.
-    Claim = Callable[
-        [Transaction, str, SessionAccess, Collection[str], Sequence[str]], bool
-    ]
 
 logger = logging.getLogger(__name__)
 
@@ -103,17 +99,6 @@ WHERE ids.key = :key AND ids.message_id {in_message_ids}
 """
 
 
-class Appended(NamedTuple):
-    """The result of writing messages.
-
-    ``written``: the number of messages that were not stored before.
-    ``flushed``: copies of the messages that newly went into the log, oldest first.
-    """
-
-    written: int = 0
-    flushed: Sequence[ChatMessage] = ()
-
-
 class Span(NamedTuple):
     """The ids of the first and the last row of a part of a session; 0 and 0 if it has no row."""
 
@@ -121,330 +106,266 @@ class Span(NamedTuple):
     last: int
 
 
-class Log:
-    """Writes the rows of the chat table. The rows of a session are written and archived in the order of their ids."""
+def set_statuses(
+    tx: Transaction, key: str, stored: Sequence[LogRow], *, archived: int
+) -> list[ChatMessage]:
+    """Put the first ``archived`` rows into the log, and make the later rows active.
 
-    def __init__(self, database: Database, readers: Readers, claim: Claim) -> None:
-        self.database = database
-        self._readers = readers
-        self._claim = claim
+    Return the messages that were not in the log before.
+    """
+    flushed = [row for row in stored[:archived] if row.is_active]
+    if flushed:
+        archive_rows(tx, key, flushed[-1].id)
+    reactivated = [row for row in stored[archived:] if not row.is_active]
+    if reactivated:
+        tx.execute(_ACTIVATE_ROWS, key=key, first=reactivated[0].id)
+    return messages_of(flushed)
 
-    @writes_session
-    def append(
-        self,
-        tx: Transaction,
-        key: str,
-        messages: Sequence[ChatMessage],
-        plan_flush: Plan | None,
-        *,
-        replace: bool = False,
-        access: SessionAccess | None = None,
-        readers: Sequence[str] = (),
-        strict: bool = False,
-    ) -> Appended:
-        """Write messages after the active messages, and move messages from short-term memory into the log.
 
-        Args:
-            tx: A connection in a transaction that has locked the session.
-            key: The session.
-            messages: The new messages. Of messages with the same ``message_id``, only
-                the first is written.
-            plan_flush: Takes the active messages and then the new ones, oldest first,
-                and returns how many of the oldest go into the log; None: none.
-            replace: Whether the session then has no other messages. Its first messages
-                that are the same keep their rows, with ids and times. All later rows
-                are deleted.
-            access: The user who becomes an owner of the session.
-                ``Owners.claim_within`` may refuse it.
-            readers: The readers that are registered for the session.
-            strict: Whether a message with other words than the first one with its
-                ``message_id`` is a MessageError.
-        """
-        speakers = _speakers_in(messages, access)
-        stored = []
-        replaced = []
-        if not replace:
-            if plan_flush:
-                stored = self._readers.find_within(tx, key, [ACTIVE])
-            messages = self.new_within(tx, key, messages, strict=strict)
-            if not (messages or stored):
-                tx.rollback()
-                return Appended()
-        user_id = self._claim_session(tx, key, access, speakers, readers)
-        if replace:
-            rows = self._readers.find_within(tx, key)
-            same = _count_same(rows, messages)
-            stored = rows[:same]
-            replaced = rows[same:]
-            self.delete_within(tx, key, [row.id for row in replaced])
-            messages = self.new_within(tx, key, messages[same:])
-        count = 0
-        if plan_flush:
-            before = [row.message for row in stored]
-            count = plan_flush(with_code_results([*before, *messages]))
-        flushed = self._set_statuses(tx, key, stored, archived=count)
-        new = self.insert_within(
-            tx, key, messages, user_id, archived=count - len(stored), replaced=replaced
+def archive_rows(tx: Transaction, key: str, last_id: int) -> None:
+    """Move the active rows up to the row ``last_id`` into the log."""
+    tx.execute(_ARCHIVE_ROWS, key=key, last=last_id)
+
+
+def add_messages(
+    tx: Transaction, key: str, messages: Sequence[ChatMessage], status: str
+) -> None:
+    """As ``MemoryStore.add_messages``."""
+    new = new_messages(tx, key, messages)
+    if not messages:
+        tx.rollback()
+    archived = len(new) if status == ARCHIVED else 0
+    insert_messages(tx, key, new, archived=archived)
+
+
+def insert_messages(
+    tx: Transaction,
+    key: str,
+    messages: Sequence[ChatMessage],
+    user_id: str | None = None,
+    *,
+    archived: int,
+    replaced: Sequence[LogRow] = (),
+) -> list[ChatMessage]:
+    """Write messages, the first ``archived`` of them into the log, and return copies of the archived messages.
+
+    ``user_id`` is the default speaker of the user's messages in a session of
+    several users. A message with the words of a ``replaced`` row keeps the speaker
+    of that row.
+    """
+    if not messages:
+        return []
+    now = time.time_ns()
+    roles = _roles_of(tx, key, messages)
+    speakers = {}
+    for row in replaced:
+        if user_id and row.user_id is not None:
+            speakers[_words_of(row.data)] = row.user_id
+    rows = []
+    for i, message in enumerate(messages):
+        data = storable(message)
+        speaker = user_id
+        if speakers:
+            speaker = speakers.get(_words_of(data), user_id)
+        rows.append(
+            {
+                "key": key,
+                "timestamp": _time_of(message, now + i),
+                "role": roles[i].role.value,
+                "status": ARCHIVED if i < archived else ACTIVE,
+                "data": data,
+                "user_id": speaker_of_row(roles[i], speaker),
+            }
         )
-        return Appended(len(messages), [*flushed, *new])
-
-    def _claim_session(
-        self,
-        tx: Transaction,
-        key: str,
-        access: SessionAccess | None,
-        speakers: Collection[str],
-        readers: Sequence[str],
-    ) -> str | None:
-        """Make the user an owner of the session, and return the user if the session has several; otherwise None.
-
-        A claim that this process has stored in this epoch of the session is still true,
-        and is not stored again.
-        """
-        if access is None:
-            return None
-        epoch = tx.epochs.get(key)
-        if not (access.shared or epoch is None):
-            claim = (key, epoch, access, *readers)
-            tx.claims.append(claim)
-            if claim in self.database.claims:
-                return None
-        if self._claim(tx, key, access, speakers, readers):
-            return access.user_id
-        return None
-
-    def _set_statuses(
-        self, tx: Transaction, key: str, stored: Sequence[LogRow], *, archived: int
-    ) -> list[ChatMessage]:
-        """Put the first ``archived`` rows into the log, and make the later rows active.
-
-        Return the messages that were not in the log before.
-        """
-        flushed = [row for row in stored[:archived] if row.is_active]
-        if flushed:
-            self.archive_within(tx, key, flushed[-1].id)
-        reactivated = [row for row in stored[archived:] if not row.is_active]
-        if reactivated:
-            tx.execute(_ACTIVATE_ROWS, key=key, first=reactivated[0].id)
-        return messages_of(flushed)
-
-    def archive_within(self, tx: Transaction, key: str, last_id: int) -> None:
-        """Move the active rows up to the row ``last_id`` into the log."""
-        tx.execute(_ARCHIVE_ROWS, key=key, last=last_id)
-
-    def insert_within(
-        self,
-        tx: Transaction,
-        key: str,
-        messages: Sequence[ChatMessage],
-        user_id: str | None = None,
-        *,
-        archived: int,
-        replaced: Sequence[LogRow] = (),
-    ) -> list[ChatMessage]:
-        """Write messages, the first ``archived`` of them into the log, and return copies of the archived messages.
-
-        ``user_id`` is the default speaker of the user's messages in a session of
-        several users. A message with the words of a ``replaced`` row keeps the speaker
-        of that row.
-        """
-        if not messages:
-            return []
-        now = time.time_ns()
-        roles = self._roles_of(tx, key, messages)
-        speakers = {}
-        for row in replaced:
-            if user_id and row.user_id is not None:
-                speakers[_words_of(row.data)] = row.user_id
-        rows = []
-        for i, message in enumerate(messages):
-            data = storable(message)
-            speaker = user_id
-            if speakers:
-                speaker = speakers.get(_words_of(data), user_id)
-            rows.append(
-                {
-                    "key": key,
-                    "timestamp": _time_of(message, now + i),
-                    "role": roles[i].role.value,
-                    "status": ARCHIVED if i < archived else ACTIVE,
-                    "data": data,
-                    "user_id": _speaker_of(roles[i], speaker),
-                }
-            )
-        tx.execute(_INSERT_ROW, rows)
-        self._store_message_ids(tx, key, rows)
-        flushed = rows[: max(archived, 0)]
-        return [ChatMessage.model_validate(row["data"]) for row in flushed]
-
-    def ids_within(
-        self, tx: Transaction, key: str, statuses: Sequence[str] = ALL_STATUSES
-    ) -> list[int]:
-        """Return the ids of the rows of a session with these statuses."""
-        return tx.scalars(_SELECT_IDS, key=key, statuses=statuses)
-
-    def delete_within(self, tx: Transaction, key: str, ids: Sequence[int]) -> int:
-        """Delete rows of a session, oldest first, and return their number.
-
-        The session gets a new epoch, so that its readers read it again. A cursor behind
-        a deleted row moves back to the last row that remains, because a later row may
-        get the id of a deleted one. ``Readers.move`` describes its state.
-        """
-        count = 0
-        if ids:
-            self._delete_vectors(tx, key, ids)
-            tx.execute(_DELETE_MESSAGE_IDS, key=key, row_ids=ids)
-            count = tx.execute(_DELETE_ROWS, key=key, row_ids=ids).rowcount
-            self._move_cursors_back(tx, key, ids[0])
-        self._readers.renew_within(tx, key)
-        return count
-
-    def _delete_vectors(self, tx: Transaction, key: str, ids: Sequence[int]) -> None:
-        """Delete the vectors of rows; a tool's result shares the vector of its call, which comes before it."""
-        calls = tx.scalars(_SELECT_CALL, key=key, row_id=ids[0])
-        tx.execute(
-            _DELETE_VECTORS,
-            namespace=vectors_namespace(key),
-            ids=[str(row_id) for row_id in [*calls, *ids]],
-        )
-
-    def _move_cursors_back(self, tx: Transaction, key: str, first: int) -> None:
-        """Move the cursors at or behind the row ``first`` to rows that remain."""
-        for cursor in tx.execute(_SELECT_CURSORS_BEHIND, key=key, first=first).all():
-            position = 0
-            state = None
-            # A reader whose state cannot be read begins again.
-            old_state = cursor.state
-            if isinstance(old_state, EncryptionError):
-                old_state = {}
-            if old_state is None or ROWS in old_state:
-                position = self._rows_between(tx, key, 0, cursor.position).last
-            if old_state and ROWS in old_state:
-                entries = self._remaining_entries(tx, key, old_state[ROWS])
-                if position or entries:
-                    state = {**old_state, ROWS: entries}
-            self._readers.put_cursor_within(tx, key, cursor.reader, position, state)
-
-    def _remaining_entries(
-        self, tx: Transaction, key: str, entries: Iterable[Sequence[Json]]
-    ) -> list[Json]:
-        """Return the entries of a state that still have rows, each with the rows that remain."""
-        remaining = []
-        for first, last, *values in entries:
-            span = self._rows_between(tx, key, first, last)
-            if span.first:
-                remaining.append([*span, *values])
-        return remaining
-
-    def _rows_between(self, tx: Transaction, key: str, first: int, last: int) -> Span:
-        """Return the first and the last row of a session between two ids."""
-        ids = tx.execute(_SELECT_SPAN, key=key, first=first, last=last).one()
-        return Span(ids.first_id, ids.last_id)
-
-    def _roles_of(
-        self, tx: Transaction, key: str, messages: Sequence[ChatMessage]
-    ) -> Sequence[ChatMessage]:
-        """Return the messages with the roles of ``with_code_results``, which may depend on the message before them."""
-        if not is_code_output(messages[0]):
-            return with_code_results(messages)
-        row = tx.execute(_SELECT_LAST_ROW, key=key).first()
-        if row is None:
-            return with_code_results(messages)
-        last = LogRow.from_query(tx, key, row).message
-        return with_code_results([last, *messages])[1:]
-
-    def _store_message_ids(
-        self, tx: Transaction, key: str, rows: Sequence[Row]
-    ) -> None:
-        """Store the ids that programs have given the messages of new rows."""
-        message_ids = [
-            message_id_of(row["data"].get("additional_kwargs") or {}) for row in rows
-        ]
-        if not any(message_ids):
-            return
-        times = [row["timestamp"] for row in rows]
-        row_ids: dict[int, list[int]] = {}
-        for written in tx.execute(
-            _SELECT_TIMES, key=key, first=min(times), last=max(times)
-        ):
-            row_ids.setdefault(written.timestamp, []).append(written.id)
-        new_ids = []
-        # An earlier row may have the same time; the newest rows count.
-        for i in reversed(range(len(rows))):
-            row_id = row_ids[times[i]].pop()
-            if message_ids[i]:
-                new_ids.append(
-                    {"key": key, "message_id": message_ids[i], "row_id": row_id}
-                )
-        tx.execute(_PUT_MESSAGE_ID, new_ids)
-
-    def new_within(
-        self,
-        tx: Transaction,
-        key: str,
-        messages: Sequence[ChatMessage],
-        *,
-        strict: bool = False,
-    ) -> Sequence[ChatMessage]:
-        """Return the messages whose id neither the session nor an earlier message has.
-
-        Raises:
-            MessageError: An id is neither a text of at most 255 characters nor a
-                number; if ``strict``, also an id of a message with other words.
-        """
-        ids = [
-            message_id_of({ID_KEY: clean(message.additional_kwargs.get(ID_KEY))})
-            for message in messages
-        ]
-        if not any(ids):
-            return messages
-        stored = self._messages_by_id(tx, key, list(filter(None, ids)))
-        new = []
-        for i, message in enumerate(messages):
-            message_id = ids[i]
-            if message_id is None:
-                new.append(message)
-            elif message_id not in stored:
-                new.append(message)
-                stored[message_id] = storable(message)
-            elif is_same(stored[message_id], storable(message)):
-                continue
-            elif strict:
-                raise MessageError(
-                    f"messages[{i}]: Expected a new message_id; an earlier message of the session has the same one, "
-                    "and other words. Nothing was stored. Give one of them another message_id."
-                )
-            else:
-                logger.warning(
-                    "A message of session %r was not stored: the first one with the same message_id, which has other "
-                    "words, stays. Put new words with a new message_id.",
-                    key,
-                )
-        return new
-
-    def _messages_by_id(
-        self, tx: Transaction, key: str, ids: Sequence[str]
-    ) -> dict[str, Json]:
-        """Return the stored messages that have these ids."""
-        messages = {}
-        result = tx.execute(_SELECT_BY_MESSAGE_ID, key=key, message_ids=ids)
-        for row in result.all():
-            data = tx.read(row.data, f"A message of session {key!r}") or {}
-            stored_id = message_id_of(data.get("additional_kwargs") or {})
-            # LlamaIndex without this package may have deleted or replaced the message.
-            if row.message_id == stored_id:
-                messages[row.message_id] = data
-        return messages
+    tx.execute(_INSERT_ROW, rows)
+    _store_message_ids(tx, key, rows)
+    flushed = rows[: max(archived, 0)]
+    return [ChatMessage.model_validate(row["data"]) for row in flushed]
 
 
-def _count_same(rows: Sequence[LogRow], messages: Sequence[ChatMessage]) -> int:
-    """Return how many messages, from the first on, equal the stored messages."""
+def delete_rows(tx: Transaction, key: str, ids: Sequence[int]) -> int:
+    """Delete rows of a session, oldest first, and return their number.
+
+    The session gets a new epoch, so that its readers read it again. A cursor behind
+    a deleted row moves back to the last row that remains, because a later row may
+    get the id of a deleted one. ``Readers.move`` describes its state.
+    """
     count = 0
-    for row, message in zip(rows, messages, strict=False):
-        if not is_same(row.data, storable(message)):
-            break
-        count += 1
+    if ids:
+        _delete_vectors(tx, key, ids)
+        tx.execute(_DELETE_MESSAGE_IDS, key=key, row_ids=ids)
+        count = tx.execute(_DELETE_ROWS, key=key, row_ids=ids).rowcount
+        _move_cursors_back(tx, key, ids[0])
+    renew_session(tx, key)
     return count
+
+
+def delete_row(tx: Transaction, key: str, row_id: int) -> LogRow | None:
+    """Delete a row of a session and return it; None if the session has no such row."""
+    for row in rows_by_id(tx, key, [row_id]):
+        delete_rows(tx, key, [row_id])
+        return row
+    tx.rollback()
+    return None
+
+
+def delete_all(tx: Transaction, key: str, statuses: Sequence[str]) -> None:
+    """Delete the rows of a session with these statuses."""
+    delete_rows(tx, key, tx.scalars(_SELECT_IDS, key=key, statuses=statuses))
+
+
+def delete_oldest(tx: Transaction, key: str, count: int) -> list[LogRow]:
+    """Delete the oldest active rows, at most ``count``, and return them."""
+    oldest = find_rows(tx, key, [ACTIVE], limit=count)
+    if oldest:
+        delete_rows(tx, key, [row.id for row in oldest])
+    return oldest
+
+
+def archive_oldest(tx: Transaction, key: str, count: int) -> list[LogRow]:
+    """Move the oldest active rows, at most ``count``, into the log, and return them."""
+    oldest = find_rows(tx, key, [ACTIVE], limit=count)
+    if oldest:
+        archive_rows(tx, key, oldest[-1].id)
+    return oldest
+
+
+def _delete_vectors(tx: Transaction, key: str, ids: Sequence[int]) -> None:
+    """Delete the vectors of rows; a tool's result shares the vector of its call, which comes before it."""
+    calls = tx.scalars(_SELECT_CALL, key=key, row_id=ids[0])
+    tx.execute(
+        _DELETE_VECTORS,
+        namespace=vectors_namespace(key),
+        ids=[str(row_id) for row_id in [*calls, *ids]],
+    )
+
+
+def _move_cursors_back(tx: Transaction, key: str, first: int) -> None:
+    """Move the cursors at or behind the row ``first`` to rows that remain."""
+    for cursor in tx.execute(_SELECT_CURSORS_BEHIND, key=key, first=first).all():
+        position = 0
+        state = None
+        # A reader whose state cannot be read begins again.
+        old_state = cursor.state
+        if isinstance(old_state, EncryptionError):
+            old_state = {}
+        if old_state is None or ROWS in old_state:
+            position = _rows_between(tx, key, 0, cursor.position).last
+        if old_state and ROWS in old_state:
+            entries = _remaining_entries(tx, key, old_state[ROWS])
+            if position or entries:
+                state = {**old_state, ROWS: entries}
+        put_cursor(tx, key, cursor.reader, position, state)
+
+
+def _remaining_entries(
+    tx: Transaction, key: str, entries: Iterable[Sequence[Json]]
+) -> list[Json]:
+    """Return the entries of a state that still have rows, each with the rows that remain."""
+    remaining = []
+    for first, last, *values in entries:
+        span = _rows_between(tx, key, first, last)
+        if span.first:
+            remaining.append([*span, *values])
+    return remaining
+
+
+def _rows_between(tx: Transaction, key: str, first: int, last: int) -> Span:
+    """Return the first and the last row of a session between two ids."""
+    ids = tx.execute(_SELECT_SPAN, key=key, first=first, last=last).one()
+    return Span(ids.first_id, ids.last_id)
+
+
+def _roles_of(
+    tx: Transaction, key: str, messages: Sequence[ChatMessage]
+) -> Sequence[ChatMessage]:
+    """Return the messages with the roles of ``with_code_results``, which may depend on the message before them."""
+    if not is_code_output(messages[0]):
+        return with_code_results(messages)
+    row = tx.execute(_SELECT_LAST_ROW, key=key).first()
+    if row is None:
+        return with_code_results(messages)
+    last = LogRow.from_query(tx, key, row).message
+    return with_code_results([last, *messages])[1:]
+
+
+def _store_message_ids(tx: Transaction, key: str, rows: Sequence[Row]) -> None:
+    """Store the ids that programs have given the messages of new rows."""
+    message_ids = [
+        message_id_of(row["data"].get("additional_kwargs") or {}) for row in rows
+    ]
+    if not any(message_ids):
+        return
+    times = [row["timestamp"] for row in rows]
+    row_ids: dict[int, list[int]] = {}
+    for written in tx.execute(
+        _SELECT_TIMES, key=key, first=min(times), last=max(times)
+    ):
+        row_ids.setdefault(written.timestamp, []).append(written.id)
+    new_ids = []
+    # An earlier row may have the same time; the newest rows count.
+    for i in reversed(range(len(rows))):
+        row_id = row_ids[times[i]].pop()
+        if message_ids[i]:
+            new_ids.append({"key": key, "message_id": message_ids[i], "row_id": row_id})
+    tx.execute(_PUT_MESSAGE_ID, new_ids)
+
+
+def new_messages(
+    tx: Transaction,
+    key: str,
+    messages: Sequence[ChatMessage],
+    *,
+    strict: bool = False,
+) -> Sequence[ChatMessage]:
+    """Return the messages whose id neither the session nor an earlier message has.
+
+    Raises:
+        MessageError: An id is neither a text of at most 255 characters nor a
+            number; if ``strict``, also an id of a message with other words.
+    """
+    ids = [
+        message_id_of({ID_KEY: clean(message.additional_kwargs.get(ID_KEY))})
+        for message in messages
+    ]
+    if not any(ids):
+        return messages
+    stored = _messages_by_id(tx, key, list(filter(None, ids)))
+    new = []
+    for i, message in enumerate(messages):
+        message_id = ids[i]
+        if message_id is None:
+            new.append(message)
+        elif message_id not in stored:
+            new.append(message)
+            stored[message_id] = storable(message)
+        elif is_same(stored[message_id], storable(message)):
+            continue
+        elif strict:
+            raise MessageError(
+                f"messages[{i}]: Expected a new message_id; an earlier message of the session has the same one, "
+                "and other words. Nothing was stored. Give one of them another message_id."
+            )
+        else:
+            logger.warning(
+                "A message of session %r was not stored: the first one with the same message_id, which has other "
+                "words, stays. Put new words with a new message_id.",
+                key,
+            )
+    return new
+
+
+def _messages_by_id(tx: Transaction, key: str, ids: Sequence[str]) -> dict[str, Json]:
+    """Return the stored messages that have these ids."""
+    messages = {}
+    result = tx.execute(_SELECT_BY_MESSAGE_ID, key=key, message_ids=ids)
+    for row in result.all():
+        data = tx.read(row.data, f"A message of session {key!r}") or {}
+        stored_id = message_id_of(data.get("additional_kwargs") or {})
+        # LlamaIndex without this package may have deleted or replaced the message.
+        if row.message_id == stored_id:
+            messages[row.message_id] = data
+    return messages
 
 
 def _time_of(message: ChatMessage, now: int) -> int:
@@ -459,29 +380,8 @@ def _words_of(data: Json) -> str:
     return dumps([data.get("role"), data.get("blocks")], sort_keys=True)
 
 
-def _speaker_of(message: ChatMessage, user_id: str | None) -> str | None:
+def speaker_of_row(message: ChatMessage, user_id: str | None) -> str | None:
     """Return the user whom a message names, or else the ``user_id``; None for a message that is not a user's."""
     if user_id is None or message.role != MessageRole.USER:
         return None
     return speaker_of(message) or user_id
-
-
-def _speakers_in(
-    messages: Sequence[ChatMessage], access: SessionAccess | None
-) -> set[str]:
-    """Return the users whom messages name, except the user who opens the session.
-
-    Without a user, no message names one. A MessageError if a message names another user
-    in a session that is not shared.
-    """
-    if access is None or access.user_id is None:
-        return set()
-    user_id = access.user_id
-    speakers = {_speaker_of(message, user_id) for message in messages}
-    speakers -= {user_id, None}
-    if speakers and not access.shared:
-        raise MessageError(
-            f"Expected additional_kwargs[{SPEAKER_KEY!r}] of a message to be the user_id of the memory; saw another "
-            "one, whose words would become facts of that user. Open the session with shared=True."
-        )
-    return {speaker for speaker in speakers if speaker}

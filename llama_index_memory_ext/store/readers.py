@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.errors import StoreError
 from llama_index_memory_ext.store.rows import (
@@ -27,6 +27,7 @@ from llama_index_memory_ext.words import visible
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from llama_index_memory_ext.store.database import Database
     from llama_index_memory_ext.text.messages import Json
 
 
@@ -142,205 +143,333 @@ ON CONFLICT (key, reader) DO NOTHING
 _RENEW_SESSION = "UPDATE {sessions} SET epoch = :epoch WHERE key = :key"
 
 
+# ---- rows ----
+
+
+def find_rows(
+    tx: Transaction,
+    key: str,
+    statuses: Sequence[str] = ALL_STATUSES,
+    after: int = 0,
+    *,
+    limit: int = LAST_ID,
+    offset: int = 0,
+) -> list[LogRow]:
+    """Return the oldest rows of a session with these statuses, oldest first."""
+    result = tx.execute(
+        _SELECT_ROWS,
+        key=key,
+        statuses=statuses,
+        after=after,
+        limit=limit,
+        offset=offset,
+    )
+    return [LogRow.from_query(tx, key, row) for row in result.all()]
+
+
+def rows_by_id(tx: Transaction, key: str, ids: Sequence[int]) -> list[LogRow]:
+    """Return the rows of a session with these ids, active ones too, oldest first; deleted rows are left out."""
+    return rows_in_epoch(tx, key, ids) or []
+
+
+def rows_in_epoch(
+    tx: Transaction, key: str, ids: Sequence[int], epoch: int | None = None
+) -> list[LogRow] | None:
+    """As ``rows``; None if rows were deleted since ``epoch``, because later rows may have got their ids."""
+    rows = tx.execute(_SELECT_ROWS_BY_ID, key=key, row_ids=list(ids)).all()
+    if epoch not in (None, rows[0].epoch):
+        return None
+    return [LogRow.from_query(tx, key, row) for row in rows if row.id is not None]
+
+
+def sessions_of_user(tx: Transaction, user_id: str) -> list[str]:
+    """Return the sessions of a user, also those without a message."""
+    return tx.scalars(_SELECT_SESSIONS, user_id=user_id)
+
+
+def lines_of_session(tx: Transaction, key: str) -> frozenset[str]:
+    """Return the lines of all messages of a session, as the ``source`` of a fact holds them."""
+    lines = set()
+    for row in find_rows(tx, key):
+        lines.update(visible(spoken(row.message)).splitlines())
+    return frozenset(lines)
+
+
+def read_snapshot(
+    tx: Transaction,
+    key: str,
+    reader: str,
+    last_id: int,
+    watch: str,
+    access: SessionAccess,
+) -> Snapshot:
+    """Return the active rows of a session, and at most 40 rows of its log from the row ``last_id`` on.
+
+    Without a ``last_id`` (0), the log of the snapshot is empty. A reader that knows
+    the earlier rows needs no other query for a prompt. ``watch`` is the namespace of
+    the facts whose version is read.
+    """
+    result = tx.execute(
+        _SELECT_SNAPSHOT,
+        key=key,
+        reader=reader,
+        watch=watch,
+        last_id=last_id or LAST_ID,
+        user_id=access.user_in(key),
+        closed=OWN if access.shared else SHARED,
+    ).all()
+    session = result[0]
+    active = []
+    log = []
+    for row in result:
+        if row.id is None:
+            continue
+        log_row = LogRow.from_query(tx, key, row)
+        if log_row.is_active:
+            active.append(log_row)
+        else:
+            log.append(log_row)
+    return Snapshot(
+        epoch=session.epoch,
+        position=session.position,
+        facts=FactsVersion(session.facts_epoch, session.facts_change),
+        is_empty=session.newest is None,
+        is_closed=bool(session.other_owners),
+        active=tuple(readable(active)),
+        log=tuple(log),
+    )
+
+
+def read_page(
+    tx: Transaction,
+    key: str,
+    reader: str,
+    seen: ReadPosition,
+    *,
+    before: int | None = None,
+    limit: int,
+    watch: str = "",
+) -> LogPage:
+    """Return the newest rows of the log behind the reader's cursor that it has not read, at most ``limit``.
+
+    ``before`` turns the page: only rows with a smaller id. ``watch`` is a namespace
+    of facts: the page has the version of its facts, which saves a query.
+    """
+    last_id = seen.last_id
+    result = tx.execute(
+        _SELECT_PAGE,
+        key=key,
+        reader=reader,
+        watch=watch,
+        last_id=last_id,
+        newest=LAST_ID if before is None else before - 1,
+        limit=limit + 1,
+    ).all()
+    session = result[0]
+    rows = [
+        LogRow.from_query(tx, key, row)
+        for row in result
+        if row.id not in (None, last_id)
+    ]
+    has_more = len(rows) > limit
+    # The row that the reader has read last is the oldest of the result, if it exists.
+    is_last_stored = session.id == last_id
+    is_whole = is_last_stored or has_more or last_id <= session.position
+    is_fresh = not last_id or (is_whole and session.epoch == seen.epoch)
+    return LogPage(
+        position=session.position,
+        epoch=session.epoch,
+        rows=rows[-limit:] if is_fresh else [],
+        fresh=is_fresh,
+        more=is_fresh and has_more,
+        facts=FactsVersion(session.facts_epoch, session.facts_change),
+    )
+
+
+def read_unread(
+    tx: Transaction,
+    key: str,
+    reader: str,
+    *,
+    with_active: bool = False,
+    after: int | None = None,
+    limit: int = LAST_ID,
+) -> LogPage:
+    """Return the oldest rows of the log behind the reader's cursor, or behind the row ``after``.
+
+    ``with_active`` adds the active rows.
+    """
+    page = _cursor_of(tx, key, reader)
+    if after is None:
+        after = page.position
+    statuses = ALL_STATUSES if with_active else [ARCHIVED]
+    rows = find_rows(tx, key, statuses, after, limit=limit)
+    return replace(page, rows=rows)
+
+
+# ---- cursors ----
+
+
+def _cursor_of(tx: Transaction, key: str, reader: str) -> LogPage:
+    """Return a page without rows, and with the state of the cursor."""
+    cursor = tx.execute(_SELECT_CURSOR, key=key, reader=reader).one()
+    return LogPage(
+        position=cursor.position or 0,
+        epoch=cursor.epoch,
+        rows=[],
+        registered=cursor.position is not None,
+        state=tx.read(cursor.state, f"The state of {reader!r} in session {key!r}"),
+    )
+
+
+def read_state(tx: Transaction, key: str, reader: str) -> CursorState:
+    """Return the position of a cursor, and the state that was stored with it."""
+    page = _cursor_of(tx, key, reader)
+    return CursorState(page.position, page.state)
+
+
+def move_cursor(
+    tx: Transaction,
+    key: str,
+    reader: str,
+    *,
+    epoch: int,
+    old: int,
+    new: int,
+    state: Json = None,
+) -> bool:
+    """As ``Readers.move``; the transaction is rolled back where it is False."""
+    if not is_current(tx, key, epoch, reader, old):
+        tx.rollback()
+        return False
+    put_cursor(tx, key, reader, new, state)
+    return True
+
+
+def put_cursor(
+    tx: Transaction, key: str, reader: str, position: int, state: Json
+) -> None:
+    """Store the cursor of a reader."""
+    tx.execute(_PUT_CURSOR, key=key, reader=reader, position=position, state=state)
+
+
+def register_readers(tx: Transaction, key: str, readers: Sequence[str]) -> None:
+    """Store the cursors of readers, so that ``sessions_of_reader`` returns their session."""
+    if readers:
+        cursors = [{"key": key, "reader": reader} for reader in readers]
+        tx.execute(_REGISTER_READER, cursors)
+
+
+def renew_session(tx: Transaction, key: str) -> None:
+    """Give a session a new epoch, so that its readers read it again."""
+    tx.execute(_RENEW_SESSION, key=key, epoch=time.time_ns())
+    tx.epochs.pop(key, None)
+
+
+def is_current(
+    tx: Transaction, key: str, epoch: int, reader: str = "", position: int = 0
+) -> bool:
+    """Return whether no row of the session was deleted since ``epoch``, and a reader is at ``position``."""
+    cursor = _cursor_of(tx, key, reader)
+    is_same = cursor.epoch == epoch
+    if epoch == 0 and not is_same:
+        # A log that only LlamaIndex has written got its epoch by the lock of this
+        # transaction.
+        is_same = bool(find_rows(tx, key, limit=1))
+    return is_same and cursor.position == position
+
+
+# ---- names and counts ----
+
+
+def reader_names(tx: Transaction, key: str) -> list[str]:
+    """Return the names of the readers of a session, sorted."""
+    return tx.scalars(_SELECT_READERS, key=key)
+
+
+def sessions_of_reader(
+    tx: Transaction, reader: str, *, pending: bool = False
+) -> list[str]:
+    """Return the sessions in which this reader is registered; ``pending``: only with unread messages."""
+    query = _SELECT_SESSIONS_OF_READER
+    if pending:
+        query = _SELECT_UNREAD_SESSIONS_OF_READER
+    return tx.scalars(query, reader=reader)
+
+
+def unread_elsewhere(
+    tx: Transaction, key: str, reader: str, user_id: str
+) -> list[LogRow]:
+    """Return the newest 200 messages that the reader has not read in other sessions of the user, oldest first.
+
+    They are the user's words, in sessions without another owner.
+    """
+    result = tx.execute(
+        _SELECT_UNREAD_ELSEWHERE,
+        key=key,
+        reader=reader,
+        user_id=user_id,
+        limit=_MOST_UNREAD_ELSEWHERE,
+    )
+    return [LogRow.from_query(tx, key, row) for row in result.all()][::-1]
+
+
+def has_session(tx: Transaction, key: str) -> bool:
+    """Return whether a message was ever stored in a session."""
+    return bool(tx.execute(_HAS_SESSION, key=key).scalar())
+
+
+def existing_sessions(tx: Transaction, keys: Sequence[str]) -> list[str]:
+    """Return these sessions without those in which no message was ever stored."""
+    return [key for key in keys if has_session(tx, key)]
+
+
+def count_messages(
+    tx: Transaction,
+    key: str,
+    *,
+    status: str | None = None,
+    reader: str = "",
+    after: int = 0,
+    last: int = LAST_ID,
+) -> int:
+    """Return the number of messages behind the row ``after``, up to ``last``, that a reader has not read.
+
+    Without a ``status``, messages of any status count.
+    """
+    count: int = tx.execute(
+        _COUNT_UNREAD,
+        key=key,
+        reader=reader,
+        statuses=[status] if status else ALL_STATUSES,
+        after=after,
+        last=last,
+    ).scalar_one()
+    return count
+
+
 class Readers:
-    """Reads the rows of sessions for the readers of a store, and keeps their cursors.
+    """The readers of the sessions of a store.
 
     The log of a session is its rows with the status ``archived``: they have left
-    short-term memory. A reader of any name begins at the first row. Methods named
-    ``..._within`` work in a transaction that has locked the session.
+    short-term memory. A reader of any name begins at the first row.
     """
 
-    def __init__(self, database: Any) -> None:
+    def __init__(self, database: Database) -> None:
         self.database = database
 
-    # ---- rows ----
-
-    def find_within(
-        self,
-        tx: Transaction,
-        key: str,
-        statuses: Sequence[str] = ALL_STATUSES,
-        after: int = 0,
-        *,
-        limit: int = LAST_ID,
-        offset: int = 0,
-    ) -> list[LogRow]:
-        """Return the oldest rows of a session with these statuses, oldest first."""
-        result = tx.execute(
-            _SELECT_ROWS,
-            key=key,
-            statuses=statuses,
-            after=after,
-            limit=limit,
-            offset=offset,
-        )
-        return [LogRow.from_query(tx, key, row) for row in result.all()]
-
-    find = reads(find_within)
-
-    def rows_within(
-        self, tx: Transaction, key: str, ids: Sequence[int]
-    ) -> list[LogRow]:
-        """Return the rows of a session with these ids, active ones too, oldest first; deleted rows are left out."""
-        return self.rows_in_within(tx, key, ids) or []
-
-    rows = reads(rows_within)
-
-    def rows_in_within(
-        self, tx: Transaction, key: str, ids: Sequence[int], epoch: int | None = None
-    ) -> list[LogRow] | None:
-        """As ``rows``; None if rows were deleted since ``epoch``, because later rows may have got their ids."""
-        rows = tx.execute(_SELECT_ROWS_BY_ID, key=key, row_ids=list(ids)).all()
-        if epoch not in (None, rows[0].epoch):
-            return None
-        return [LogRow.from_query(tx, key, row) for row in rows if row.id is not None]
-
-    rows_in = reads(rows_in_within)
-
-    def sessions_within(self, tx: Transaction, user_id: str) -> list[str]:
-        """Return the sessions of a user, also those without a message."""
-        return tx.scalars(_SELECT_SESSIONS, user_id=user_id)
-
-    def lines_within(self, tx: Transaction, key: str) -> frozenset[str]:
-        """Return the lines of all messages of a session, as the ``source`` of a fact holds them."""
-        lines = set()
-        for row in self.find_within(tx, key):
-            lines.update(visible(spoken(row.message)).splitlines())
-        return frozenset(lines)
-
-    @reads
-    def read_snapshot(
-        self,
-        tx: Transaction,
-        key: str,
-        reader: str,
-        last_id: int,
-        watch: str,
-        access: SessionAccess,
-    ) -> Snapshot:
-        """Return the active rows of a session, and at most 40 rows of its log from the row ``last_id`` on.
-
-        Without a ``last_id`` (0), the log of the snapshot is empty. A reader that knows
-        the earlier rows needs no other query for a prompt. ``watch`` is the namespace of
-        the facts whose version is read.
-        """
-        result = tx.execute(
-            _SELECT_SNAPSHOT,
-            key=key,
-            reader=reader,
-            watch=watch,
-            last_id=last_id or LAST_ID,
-            user_id=access.user_in(key),
-            closed=OWN if access.shared else SHARED,
-        ).all()
-        session = result[0]
-        active = []
-        log = []
-        for row in result:
-            if row.id is None:
-                continue
-            log_row = LogRow.from_query(tx, key, row)
-            if log_row.is_active:
-                active.append(log_row)
-            else:
-                log.append(log_row)
-        return Snapshot(
-            epoch=session.epoch,
-            position=session.position,
-            facts=FactsVersion(session.facts_epoch, session.facts_change),
-            is_empty=session.newest is None,
-            is_closed=bool(session.other_owners),
-            active=tuple(readable(active)),
-            log=tuple(log),
-        )
-
-    @reads
-    def page(
-        self,
-        tx: Transaction,
-        key: str,
-        reader: str,
-        seen: ReadPosition,
-        *,
-        before: int | None = None,
-        limit: int,
-        watch: str = "",
-    ) -> LogPage:
-        """Return the newest rows of the log behind the reader's cursor that it has not read, at most ``limit``.
-
-        ``before`` turns the page: only rows with a smaller id. ``watch`` is a namespace
-        of facts: the page has the version of its facts, which saves a query.
-        """
-        last_id = seen.last_id
-        result = tx.execute(
-            _SELECT_PAGE,
-            key=key,
-            reader=reader,
-            watch=watch,
-            last_id=last_id,
-            newest=LAST_ID if before is None else before - 1,
-            limit=limit + 1,
-        ).all()
-        session = result[0]
-        rows = [
-            LogRow.from_query(tx, key, row)
-            for row in result
-            if row.id not in (None, last_id)
-        ]
-        has_more = len(rows) > limit
-        # The row that the reader has read last is the oldest of the result, if it exists.
-        is_last_stored = session.id == last_id
-        is_whole = is_last_stored or has_more or last_id <= session.position
-        is_fresh = not last_id or (is_whole and session.epoch == seen.epoch)
-        return LogPage(
-            position=session.position,
-            epoch=session.epoch,
-            rows=rows[-limit:] if is_fresh else [],
-            fresh=is_fresh,
-            more=is_fresh and has_more,
-            facts=FactsVersion(session.facts_epoch, session.facts_change),
-        )
-
-    @reads
-    def unread(
-        self,
-        tx: Transaction,
-        key: str,
-        reader: str,
-        *,
-        with_active: bool = False,
-        after: int | None = None,
-        limit: int = LAST_ID,
-    ) -> LogPage:
-        """Return the oldest rows of the log behind the reader's cursor, or behind the row ``after``.
-
-        ``with_active`` adds the active rows.
-        """
-        page = self._cursor_of(tx, key, reader)
-        if after is None:
-            after = page.position
-        statuses = ALL_STATUSES if with_active else [ARCHIVED]
-        rows = self.find_within(tx, key, statuses, after, limit=limit)
-        return replace(page, rows=rows)
-
-    # ---- cursors ----
-
-    def _cursor_of(self, tx: Transaction, key: str, reader: str) -> LogPage:
-        """Return a page without rows, and with the state of the cursor."""
-        cursor = tx.execute(_SELECT_CURSOR, key=key, reader=reader).one()
-        return LogPage(
-            position=cursor.position or 0,
-            epoch=cursor.epoch,
-            rows=[],
-            registered=cursor.position is not None,
-            state=tx.read(cursor.state, f"The state of {reader!r} in session {key!r}"),
-        )
-
-    @reads
-    def state(self, tx: Transaction, key: str, reader: str) -> CursorState:
-        """Return the position of a cursor, and the state that was stored with it."""
-        page = self._cursor_of(tx, key, reader)
-        return CursorState(page.position, page.state)
+    find = reads(find_rows)
+    rows = reads(rows_by_id)
+    rows_in = reads(rows_in_epoch)
+    read_snapshot = reads(read_snapshot)
+    page = reads(read_page)
+    unread = reads(read_unread)
+    state = reads(read_state)
+    names = reads(reader_names)
+    sessions_of_reader = reads(sessions_of_reader)
+    unread_elsewhere = reads(unread_elsewhere)
+    has_session = reads(has_session)
+    count_messages = reads(count_messages)
 
     async def move(
         self,
@@ -366,8 +495,8 @@ class Readers:
         the database is busy.
         """
         try:
-            moved: bool = await self.database.run(
-                self.move_within,
+            return await self.database.run(
+                move_cursor,
                 key,
                 reader,
                 epoch=epoch,
@@ -383,118 +512,3 @@ class Readers:
                 type(error).__name__,
             )
             return False
-        return moved
-
-    def move_within(
-        self,
-        tx: Transaction,
-        key: str,
-        reader: str,
-        *,
-        epoch: int,
-        old: int,
-        new: int,
-        state: Json = None,
-    ) -> bool:
-        """As ``move``; the transaction is rolled back where it is False."""
-        if not self.is_current_within(tx, key, epoch, reader, old):
-            tx.rollback()
-            return False
-        self.put_cursor_within(tx, key, reader, new, state)
-        return True
-
-    def put_cursor_within(
-        self, tx: Transaction, key: str, reader: str, position: int, state: Json
-    ) -> None:
-        """Store the cursor of a reader."""
-        tx.execute(_PUT_CURSOR, key=key, reader=reader, position=position, state=state)
-
-    def register_within(
-        self, tx: Transaction, key: str, readers: Sequence[str]
-    ) -> None:
-        """Store the cursors of readers, so that ``sessions_of_reader`` returns their session."""
-        if readers:
-            cursors = [{"key": key, "reader": reader} for reader in readers]
-            tx.execute(_REGISTER_READER, cursors)
-
-    def renew_within(self, tx: Transaction, key: str) -> None:
-        """Give a session a new epoch, so that its readers read it again."""
-        tx.execute(_RENEW_SESSION, key=key, epoch=time.time_ns())
-        tx.epochs.pop(key, None)
-
-    def is_current_within(
-        self, tx: Transaction, key: str, epoch: int, reader: str = "", position: int = 0
-    ) -> bool:
-        """Return whether no row of the session was deleted since ``epoch``, and a reader is at ``position``."""
-        cursor = self._cursor_of(tx, key, reader)
-        is_same = cursor.epoch == epoch
-        if epoch == 0 and not is_same:
-            # A log that only LlamaIndex has written got its epoch by the lock of this
-            # transaction.
-            is_same = bool(self.find_within(tx, key, limit=1))
-        return is_same and cursor.position == position
-
-    # ---- names and counts ----
-
-    def names_within(self, tx: Transaction, key: str) -> list[str]:
-        """Return the names of the readers of a session, sorted."""
-        return tx.scalars(_SELECT_READERS, key=key)
-
-    names = reads(names_within)
-
-    @reads
-    def sessions_of_reader(
-        self, tx: Transaction, reader: str, *, pending: bool = False
-    ) -> list[str]:
-        """Return the sessions in which this reader is registered; ``pending``: only with unread messages."""
-        query = _SELECT_SESSIONS_OF_READER
-        if pending:
-            query = _SELECT_UNREAD_SESSIONS_OF_READER
-        return tx.scalars(query, reader=reader)
-
-    @reads
-    def unread_elsewhere(
-        self, tx: Transaction, key: str, reader: str, user_id: str
-    ) -> list[LogRow]:
-        """Return the newest 200 messages that the reader has not read in other sessions of the user, oldest first.
-
-        They are the user's words, in sessions without another owner.
-        """
-        result = tx.execute(
-            _SELECT_UNREAD_ELSEWHERE,
-            key=key,
-            reader=reader,
-            user_id=user_id,
-            limit=_MOST_UNREAD_ELSEWHERE,
-        )
-        return [LogRow.from_query(tx, key, row) for row in result.all()][::-1]
-
-    @reads
-    def has_session(self, tx: Transaction, key: str) -> bool:
-        """Return whether a message was ever stored in a session."""
-        return bool(tx.execute(_HAS_SESSION, key=key).scalar())
-
-    @reads
-    def count_messages(
-        self,
-        tx: Transaction,
-        key: str,
-        *,
-        status: str | None = None,
-        reader: str = "",
-        after: int = 0,
-        last: int = LAST_ID,
-    ) -> int:
-        """Return the number of messages behind the row ``after``, up to ``last``, that a reader has not read.
-
-        Without a ``status``, messages of any status count.
-        """
-        count: int = tx.execute(
-            _COUNT_UNREAD,
-            key=key,
-            reader=reader,
-            statuses=[status] if status else ALL_STATUSES,
-            after=after,
-            last=last,
-        ).scalar_one()
-        return count

@@ -9,21 +9,27 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 from llama_index_memory_ext.errors import EncryptionError
-from llama_index_memory_ext.settings import without_second
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Coroutine, Hashable, Sequence
+    from collections.abc import (
+        Callable,
+        Collection,
+        Container,
+        Coroutine,
+        Hashable,
+        Sequence,
+    )
 
     import sqlalchemy as sa
 
-    from llama_index_memory_ext.store.tables import Row, Tables
+    from llama_index_memory_ext.store.schema import Tables
+    from llama_index_memory_ext.store.tables import Row
 
 
 logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Part = TypeVar("Part")
 
 _SELECT_MARK = "SELECT encryption FROM {schema}"
 # A row that is set to its own value stays locked until the transaction ends, also if it
@@ -46,15 +52,20 @@ class Transaction:
 
     ``epochs``: the epochs of the sessions that are locked.
     ``claims``: the claims of owners that are stored with the transaction.
+    ``stored_claims``: the claims that were stored before.
     """
 
     def __init__(
-        self, connection: sa.Connection, tables: Tables, claims: list[Hashable]
+        self,
+        connection: sa.Connection,
+        tables: Tables,
+        stored_claims: Container[Hashable] = (),
     ) -> None:
         self.connection = connection
         self.tables = tables
         self.epochs: dict[str, int] = {}
-        self.claims = claims
+        self.claims: list[Hashable] = []
+        self.stored_claims = stored_claims
         self._results: list[sa.CursorResult[Any]] = []
 
     def execute(
@@ -131,37 +142,31 @@ class Transaction:
 def _run_by(
     locks: str,
 ) -> Callable[
-    [Callable[Concatenate[Part, Transaction, P], T]],
-    Callable[Concatenate[Part, P], Coroutine[Any, Any, T]],
+    [Callable[Concatenate[Transaction, P], T]],
+    Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
 ]:
-    """Return a decorator for methods that take a transaction: the database of the object runs them.
+    """Return a function that makes methods of functions of a transaction: the database of the object runs them.
 
-    ``locks``: "sessions" or "users", to which the method writes; "" if it only reads.
+    ``locks``: "sessions" or "users", of which the first argument is locked; "" if the
+    function only reads.
     """
 
-    def decorate(
-        method: Callable[Concatenate[Part, Transaction, P], T],
-    ) -> Callable[Concatenate[Part, P], Coroutine[Any, Any, T]]:
-        signature = without_second(method)
-
-        @wraps(method)
+    def door_of(
+        function: Callable[Concatenate[Transaction, P], T],
+    ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+        @wraps(function)
         async def run(part: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
-            access: Any = {"writes": False}
-            if locks:
-                name = args[0] if args else kwargs[[*signature.parameters][1]]
-                access = {locks: [name]}
-            bound = cast("Any", method).__get__(part)
-            result = await part.database.run(bound, *args, **access, **kwargs)
+            access: Any = {locks: args[:1]} if locks else {"writes": False}
+            result = await part.database.run(function, *args, **access, **kwargs)
             return cast("T", result)
 
-        vars(run)["__signature__"] = signature
         return run
 
-    return decorate
+    return door_of
 
 
-# For a method that reads.
+# For a function that reads.
 reads = _run_by("")
-# For methods that write to the session or the user that is their first argument.
+# For functions that write to the session or the user that is their first argument.
 writes_session = _run_by("sessions")
 writes_user = _run_by("users")

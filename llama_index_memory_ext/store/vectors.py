@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from llama_index_memory_ext.store.readers import is_current
 from llama_index_memory_ext.store.tables import vectors_namespace
-from llama_index_memory_ext.store.transaction import Transaction, reads
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from llama_index_memory_ext.store.database import Database
-    from llama_index_memory_ext.store.readers import Readers
+    from llama_index_memory_ext.store.transaction import Transaction
 
 
 _SELECT_FACT_IDS = "SELECT id FROM {facts} WHERE namespace = :namespace AND id {in_ids}"
@@ -40,21 +40,14 @@ class KeptVectors:
     model: str
     session_id: str | None = None
     epoch: int = 0
-    readers: Readers | None = None
 
     @classmethod
     def of_messages(
-        cls, readers: Readers, session_id: str, epoch: int, model: str
+        cls, database: Database, session_id: str, epoch: int, model: str
     ) -> KeptVectors:
         """Return the vectors of the messages of a session in an epoch."""
-        return cls(
-            readers.database,
-            vectors_namespace(session_id),
-            model,
-            session_id,
-            epoch,
-            readers,
-        )
+        namespace = vectors_namespace(session_id)
+        return cls(database, namespace, model, session_id, epoch)
 
     @property
     def identity(self) -> tuple[str, ...]:
@@ -64,11 +57,15 @@ class KeptVectors:
     @property
     def owner(self) -> str:
         """The session of the messages, or the user of the facts."""
-        return self.session_id or self.namespace
+        return self.namespace if self.session_id is None else self.session_id
 
-    @reads
-    def read(self, tx: Transaction, ids: Sequence[str]) -> dict[str, tuple[str, bytes]]:
+    async def read(self, ids: Sequence[str]) -> dict[str, tuple[str, bytes]]:
         """Return the digest and the vector of each of these facts that has a vector."""
+        return await self.database.run(self._read, ids, writes=False)
+
+    def _read(
+        self, tx: Transaction, ids: Sequence[str]
+    ) -> dict[str, tuple[str, bytes]]:
         result = tx.execute(
             _SELECT_VECTORS, namespace=self.namespace, model=self.model, ids=list(ids)
         )
@@ -91,17 +88,15 @@ class KeptVectors:
             return True
         # The transaction locks the facts or the messages, so that no vector outlives
         # them.
-        if self.readers is None:
-            return await self.database.run(self._write, vectors, users=[self.namespace])
-        return await self.database.run(
-            self._write, vectors, sessions=[self.session_id or ""]
-        )
+        kind = "users" if self.session_id is None else "sessions"
+        locks: Any = {kind: [self.owner]}
+        return await self.database.run(self._write, vectors, **locks)
 
     def _write(self, tx: Transaction, vectors: Mapping[str, tuple[str, bytes]]) -> bool:
         ids = list(vectors)
-        if self.readers is None:
+        if self.session_id is None:
             ids = tx.scalars(_SELECT_FACT_IDS, namespace=self.namespace, ids=ids)
-        elif not self.readers.is_current_within(tx, self.session_id or "", self.epoch):
+        elif not is_current(tx, self.session_id, self.epoch):
             tx.rollback()
             return False
         if not ids:

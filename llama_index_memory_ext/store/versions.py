@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
-from sqlalchemy.engine import make_url
-from sqlalchemy.schema import CreateColumn, CreateIndex, CreateSchema, CreateTable
+from sqlalchemy.schema import CreateSchema
 
 from llama_index_memory_ext.errors import StoreError
+from llama_index_memory_ext.store.schema import ADDED_COLUMNS, SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from llama_index_memory_ext.store.tables import Tables
+    from llama_index_memory_ext.store.schema import Tables
 
 
 SCHEMA_VERSION = 7
@@ -34,7 +33,7 @@ _DELETE_EARLIER = "DELETE FROM {schema} WHERE version < :version"
 
 def version_of(conn: Connection, tables: Tables) -> int | None:
     """Return the version of the tables; None for a database without them, such as LlamaIndex's own."""
-    if not sa.inspect(conn).has_table(tables.schema.name, tables.schema.schema):
+    if not sa.inspect(conn).has_table(tables.name_of("schema"), tables.db_schema):
         return None
     return conn.execute(tables.sql(_SELECT_VERSION)).scalar()
 
@@ -48,21 +47,21 @@ def supported_version_of(conn: Connection, tables: Tables) -> int | None:
     if version < _OLDEST_VERSION:
         hint = "Export messages and facts with the package that made them, and import them into a new database."
     raise StoreError(
-        f"The tables of {tables.rows.fullname!r} have schema version {version}, and this package knows version "
+        f"The tables of {tables.name!r} have schema version {version}, and this package knows version "
         f"{SCHEMA_VERSION}. {hint} Nothing was changed."
     )
 
 
 def create_missing(conn: Connection, tables: Tables) -> None:
     """Create the tables, columns and indexes that do not exist, upgrade the rows, and note the version."""
-    metadata = tables.rows.metadata
     # Another process may have created them since.
     version = supported_version_of(conn, tables)
     if version == SCHEMA_VERSION:
         return
-    if metadata.schema is not None and not sa.inspect(conn).has_schema(metadata.schema):
-        conn.execute(CreateSchema(metadata.schema, if_not_exists=True))
-    _create_all(conn, metadata)
+    db_schema = tables.db_schema
+    if db_schema is not None and not sa.inspect(conn).has_schema(db_schema):
+        conn.execute(CreateSchema(db_schema, if_not_exists=True))
+    _create_all(conn, tables)
     for later, upgrade in UPGRADES.items():
         if version is not None and version < later:
             upgrade(conn, tables)
@@ -70,46 +69,18 @@ def create_missing(conn: Connection, tables: Tables) -> None:
     conn.execute(tables.sql(_DELETE_EARLIER), {"version": SCHEMA_VERSION})
 
 
-def _create_all(conn: Connection, metadata: sa.MetaData) -> None:
+def _create_all(conn: Connection, tables: Tables) -> None:
     """Create the tables, columns and indexes that do not exist."""
-    existing = sa.inspect(conn).get_table_names(metadata.schema)
-    for table in metadata.sorted_tables:
-        creation = _creation(table, conn.dialect.name)
-        conn.exec_driver_sql(creation.table)
-        if table.name in existing:
-            _add_columns(conn, table)
-        for statement in creation.indexes:
-            conn.exec_driver_sql(statement)
-
-
-class _Creation(NamedTuple):
-    """The statements that create a table and its indexes."""
-
-    table: str
-    indexes: list[str]
-
-
-@lru_cache(maxsize=64)
-def _creation(table: sa.Table, backend: str) -> _Creation:
-    """Return the statements that create a table and its indexes, if they do not exist."""
-    dialect = make_url(f"{backend}://").get_dialect()()
-    creation = CreateTable(table, if_not_exists=True)
-    indexes = [CreateIndex(index, if_not_exists=True) for index in table.indexes]
-    return _Creation(
-        str(creation.compile(dialect=dialect)),
-        [str(index.compile(dialect=dialect)) for index in indexes],
-    )
-
-
-def _add_columns(conn: Connection, table: sa.Table) -> None:
-    """Add the columns that a table of an earlier version lacks, where its rows need no value for them."""
-    columns = sa.inspect(conn).get_columns(table.name, table.schema)
-    existing = {column["name"] for column in columns}
-    name = conn.dialect.identifier_preparer.format_table(table)
-    for column in table.columns:
-        # A column that needs a value is missing only in a table of another program. The
-        # first write to that table fails with the reason.
-        can_be_added = column.nullable or column.server_default is not None
-        if column.name not in existing and can_be_added:
-            definition = CreateColumn(column).compile(dialect=conn.dialect)
-            conn.exec_driver_sql(f"ALTER TABLE {name} ADD COLUMN {definition}")
+    inspector = sa.inspect(conn)
+    for table, columns in ADDED_COLUMNS.items():
+        name = tables.name_of(table)
+        existing = set(columns)
+        if inspector.has_table(name, tables.db_schema):
+            stored = inspector.get_columns(name, tables.db_schema)
+            existing = {column["name"] for column in stored}
+        for column in columns.keys() - existing:
+            conn.exec_driver_sql(
+                f"ALTER TABLE {tables.names[table]} ADD COLUMN {column} {columns[column]}"
+            )
+    for statement in SCHEMA.split(";"):
+        conn.exec_driver_sql(statement.format(**tables.names))

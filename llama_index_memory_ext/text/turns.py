@@ -163,6 +163,11 @@ def question_in(
     return Question(turns[-1][0] if turns else "", context)
 
 
+# At this share of the token limit or less, every turn but the newest leaves short-term
+# memory, however short it is.
+FLUSH_EVERY_TURN = 0.0001
+
+
 def count_leaving(
     messages: Sequence[ChatMessage],
     limit: int = 0,

@@ -29,8 +29,8 @@ from tests.conversation import assistant, user
 from tests.forked import python_command
 from tests.learning.learning import learner
 from tests.openai_server import Message, OpenAIServer, fail, say, serve
+from tests.pages import PAGES, RECIPES, blocks
 from tests.scripted_models import StartModel
-from tests.test_docs import PAGES, RECIPES, blocks
 
 (APP,) = blocks("python", RECIPES["web-server.md"])
 (TURN,) = (

@@ -7,11 +7,8 @@ from datetime import datetime, timezone
 
 from llama_index_memory_ext import Fact, TfidfRanker, TokenCounter
 from llama_index_memory_ext.facts.ranking import document_of
-from llama_index_memory_ext.learning.prompt import (
-    RequestBudget,
-    select_known_facts,
-    texts_in,
-)
+from llama_index_memory_ext.learning.budget import RequestBudget
+from llama_index_memory_ext.learning.request import select_known_facts, texts_in
 from llama_index_memory_ext.text.turns import Utterance
 from tests.learning.learning import Learns, extractions, talk
 

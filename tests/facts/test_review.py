@@ -263,11 +263,9 @@ async def test_a_pending_fact_with_a_deadline_of_an_earlier_version_waits(
     stored = Fact(content="Likes tea", pending=True).model_dump(mode="json") | deadline
     book = FactBook(store, "ann")
     assert await book.aimport(json.dumps({**stored, "namespace": "ann"}) + "\n") == 1
-    table = store.database.tables.facts
+    data = stored | {"namespace": "ann"}
     await store.database.run(
-        lambda conn: conn.execute(
-            table.update().values(data=stored | {"namespace": "ann"})
-        )
+        lambda tx: tx.execute("UPDATE {facts} SET data = :data", data=data)
     )
     assert [
         fact.content for fact in await FactBook(store, "ann").alist(state="pending")

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from llama_index.core.llms import ChatResponse, MockLLM
 
 from llama_index_memory_ext import Backfilled, CondensedMemory, MemoryStore, StoreError
-from llama_index_memory_ext.learning.prompt import batch_end
+from llama_index_memory_ext.learning.batch import batch_end
 from tests.conversation import assistant, user
 from tests.forked import python_command
 from tests.learning.learning import (

@@ -13,8 +13,8 @@ from llama_index.core.base.llms.types import ChatMessage, ChatResponse, ToolCall
 from llama_index_memory_ext import CondensedMemory, OfflineModel
 from llama_index_memory_ext.checks.evidence import Source
 from llama_index_memory_ext.errors import FactReplyError
-from llama_index_memory_ext.learning.prompt import ask_for_facts
 from llama_index_memory_ext.learning.reply import ExtractionReply
+from llama_index_memory_ext.learning.report import ask_for_facts
 from llama_index_memory_ext.learning.validation import ValidatedReply, validate_reply
 from llama_index_memory_ext.text.messages import MOST_CHARACTERS, is_longer
 from llama_index_memory_ext.text.turns import Utterance

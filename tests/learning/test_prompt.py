@@ -26,14 +26,11 @@ from llama_index.llms.openai import OpenAI
 from llama_index_memory_ext import RelevantFactsBlock
 from llama_index_memory_ext.errors import FactReplyError, SettingError
 from llama_index_memory_ext.fact import Fact
-from llama_index_memory_ext.learning.prompt import (
-    RequestBudget,
-    ask_for_facts,
-    check_categories,
-    extraction_prompt,
-    request_budget,
-)
+from llama_index_memory_ext.learning.budget import RequestBudget, request_budget
+from llama_index_memory_ext.learning.categories import check_categories
+from llama_index_memory_ext.learning.prompt import extraction_prompt
 from llama_index_memory_ext.learning.reply import ExtractionReply, parse_reply
+from llama_index_memory_ext.learning.report import ask_for_facts
 from llama_index_memory_ext.text.turns import Utterance
 from llama_index_memory_ext.words import visible
 from tests.openai_server import Message, call, say

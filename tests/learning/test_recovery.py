@@ -18,7 +18,7 @@ from llama_index_memory_ext.errors import (
     blame_of,
 )
 from llama_index_memory_ext.fact import SetAside
-from llama_index_memory_ext.learning.extractor import (
+from llama_index_memory_ext.learning.progress import (
     Progress,
     after_failure,
     progress_of,
@@ -203,21 +203,21 @@ def test_every_turn_is_read_or_set_aside_once_and_in_order(
         requests += 1
         if not bad & set(batch):
             done += [(turn, "read") for turn in batch]
-            left, progress = left[len(batch) :], progress.succeeded()
+            left, progress = left[len(batch) :], progress.after_success()
             continue
         action, after = after_failure(progress, blames, len(batch))
         progress = progress_of(after.state)
         if action == "set aside":
             (turn,), left = batch, left[1:]
             done.append((turn, "set aside"))
-            progress = progress.leaving(SetAside(turn, turn, "KeyError"))
+            progress = progress.without(SetAside(turn, turn, "KeyError"))
     assert done == [
         (turn, "set aside" if turn in bad else "read") for turn in range(turns)
     ]
     assert [one.first for one in progress.set_aside] == [
         turn for turn in range(turns) if turn in bad
     ]
-    assert requests <= 1 + turns + 17 * len(bad)
+    assert requests <= 1 + 2 * turns + 17 * len(bad)
 
 
 def test_what_is_to_blame_is_seen_in_the_error() -> None:

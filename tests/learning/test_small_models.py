@@ -11,7 +11,7 @@ from llama_index.llms.openai import OpenAI
 
 from llama_index_memory_ext import Fact, TokenCounter
 from llama_index_memory_ext.errors import FactReplyError
-from llama_index_memory_ext.learning.prompt import ask_for_facts
+from llama_index_memory_ext.learning.report import ask_for_facts
 from tests.conversation import assistant, user
 from tests.learning.learning import Learns, contents, learner, talk
 from tests.learning.test_prompt import ARGUMENTS, PROMPT

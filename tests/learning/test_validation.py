@@ -10,12 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llama_index_memory_ext.fact import Fact
+from llama_index_memory_ext.learning.rejections import TOOL_CHECKS
 from llama_index_memory_ext.learning.reply import ExtractionReply
-from llama_index_memory_ext.learning.validation import (
-    TOOL_CHECKS,
-    ValidatedReply,
-    validate_reply,
-)
+from llama_index_memory_ext.learning.validation import ValidatedReply, validate_reply
 from llama_index_memory_ext.text.turns import Utterance
 
 NOW = datetime(2025, 11, 20, 12, tzinfo=timezone.utc)

@@ -18,7 +18,7 @@ from llama_index_memory_ext import (
     MemoryToolSpec,
     RelevantFactsBlock,
 )
-from llama_index_memory_ext.blocks import facts as facts_module
+from llama_index_memory_ext.blocks import learning as learning_module
 from llama_index_memory_ext.events import ExtractionFailedEvent, FactsExtractedEvent
 from llama_index_memory_ext.text.tokens import TokenCounter
 from tests.conversation import assistant, sent_text, user
@@ -271,7 +271,7 @@ async def test_a_quiet_session_is_read(
     learns: Learns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By one timer, which the next answer sets anew; a session that is closed has none."""
-    monkeypatch.setattr(facts_module, "QUIET_SECONDS", 3600)
+    monkeypatch.setattr(learning_module, "QUIET_SECONDS", 3600)
     asked, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def model(messages: list[Message], tools: list[str]) -> Message:
@@ -280,13 +280,13 @@ async def test_a_quiet_session_is_read(
 
     memory, server = learns(model)
     await memory.aput_messages(talk("tea"))
-    monkeypatch.setattr(facts_module, "QUIET_SECONDS", 0.01)
+    monkeypatch.setattr(learning_module, "QUIET_SECONDS", 0.01)
     await memory.aput_messages(talk("rain"))
     await asyncio.wait_for(asked.wait(), 30)
     await memory.facts_block.await_jobs("chat")
     assert likes(server.requests) == [["tea", "rain"]]
     assert memory.facts_block.jobs.waiting == []
-    monkeypatch.setattr(facts_module, "QUIET_SECONDS", 3600)
+    monkeypatch.setattr(learning_module, "QUIET_SECONDS", 3600)
     await memory.aput_messages(talk("snow"))
     assert len(memory.facts_block.jobs.waiting) == 1
     await memory.aclose()

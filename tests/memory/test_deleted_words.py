@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, ToolCallBlock
-from sqlalchemy import select
 
 from llama_index_memory_ext import (
     CondensedMemory,
@@ -20,8 +19,9 @@ from llama_index_memory_ext import (
     OfflineModel,
     RelevantFactsBlock,
 )
-from llama_index_memory_ext.fact import ALL
+from llama_index_memory_ext.agent_view import ALL
 from llama_index_memory_ext.facts.book import FactBook
+from llama_index_memory_ext.store.schema import TABLES
 from llama_index_memory_ext.store.transaction import Transaction
 from tests.conversation import assistant, user
 from tests.databases import OpenStore
@@ -109,13 +109,12 @@ async def tell(memory: CondensedMemory, *texts: str, answer: str = "Noted.") -> 
 
 async def stored(store: MemoryStore) -> str:
     """All rows of all tables, as one text."""
-    tables = store.database.tables
 
     def read(transaction: Transaction) -> str:
         # A row that is printed as it is would be cut.
         found = [
-            [*map(tuple, transaction.execute(select(table)))]
-            for table in tables.rows.metadata.sorted_tables
+            [*map(tuple, transaction.execute(f"SELECT * FROM {{{table}}}"))]  # noqa: S608
+            for table in TABLES
         ]
         return str(found)
 

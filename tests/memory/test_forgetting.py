@@ -25,6 +25,7 @@ from llama_index_memory_ext import (
 from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.store.rows import ReadPosition, SessionAccess
 from llama_index_memory_ext.store.transaction import Transaction
+from llama_index_memory_ext.store.writing import claim_session
 from tests.conversation import assistant, calling, result, sent_text, user
 from tests.databases import OpenStore
 from tests.learning.learning import learner, shown
@@ -526,9 +527,7 @@ async def test_many_sessions_are_deleted_at_once(store: MemoryStore) -> None:
 
     def claim(transaction: Transaction) -> None:
         for session_id in sessions:
-            store.owners.claim_within(
-                transaction, session_id, SessionAccess("ann"), (), []
-            )
+            claim_session(transaction, session_id, SessionAccess("ann"), (), [])
 
     await store.database.run(claim, sessions=sessions)
     assert await store.forget_user("ann", vacuum=False) == {

@@ -283,9 +283,7 @@ async def test_a_long_history_is_one_step_of_linear_cost(
     assert await memory.sql_store.count_messages("chat", None) == 6_000
 
 
-GUIDE = (Path(__file__).parents[2] / "docs" / "coming-from-elsewhere.md").read_text(
-    encoding="utf-8"
-)
+GUIDE = (Path(__file__).parents[2] / "docs" / "migrate.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", GUIDE, flags=re.DOTALL | re.MULTILINE)
 
 

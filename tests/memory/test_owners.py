@@ -314,7 +314,7 @@ async def test_who_has_not_written_yet_is_no_team(store: MemoryStore) -> None:
     await bob.facts_block.aflush("chat")
     assert await contents(bob) == ["Lives in Rome"]
     team = RelevantFactsBlock(store=store, user_id="team", llm=CarelessModel())
-    lines, _ = await team.extractor("chat").recent()
+    lines, _ = await team.extractor("chat").batches.recent()
     assert [line.is_users for line in lines] == [True, False, True]
 
 

@@ -21,7 +21,7 @@ from llama_index_memory_ext import (
     RelevantFactsBlock,
 )
 from llama_index_memory_ext.blocks import LogBlock
-from llama_index_memory_ext.memory import condensed_memory
+from llama_index_memory_ext.memory import writing
 from llama_index_memory_ext.store import warn_of_unused
 from tests.conversation import assistant, user
 from tests.learning.learning import extractions, learner, likes, talk
@@ -343,7 +343,7 @@ async def test_two_runs_at_once_are_warned_of_once(
     in_turns: bool,
     ratio: float,
 ) -> None:
-    condensed_memory._warn_of_two_runs.cache_clear()
+    writing._warn_of_two_runs.cache_clear()
     llm, _ = start_model(learner)
     memory = open_memory(extract_facts=False, chat_history_token_ratio=ratio)
     for _ in range(2):
@@ -356,7 +356,7 @@ async def test_questions_one_after_the_other_are_not_warned_of(
     open_memory: OpenMemory, start_model: StartModel, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nor are several persons of a shared session, an import, and a question behind a failed turn."""
-    condensed_memory._warn_of_two_runs.cache_clear()
+    writing._warn_of_two_runs.cache_clear()
     llm, _ = start_model(learner)
     memory = open_memory(extract_facts=False)
     for question in ("I like tea.", "I like milk."):

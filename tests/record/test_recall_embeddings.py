@@ -45,11 +45,12 @@ async def ask(memory: CondensedMemory, question: str = "dog?") -> list[str]:
 
 async def stored(store: MemoryStore, session_id: str = "chat") -> set[int]:
     """The messages that have a vector."""
-    table = store.database.tables.embeddings
-    query = table.select().where(table.c.namespace == vectors_namespace(session_id))
-    return await store.database.run(
-        lambda conn: {int(row.id) for row in conn.execute(query)}, writes=False
+    query = "SELECT id FROM {embeddings} WHERE namespace = :namespace"
+    namespace = vectors_namespace(session_id)
+    ids = await store.database.run(
+        lambda tx: tx.scalars(query, namespace=namespace), writes=False
     )
+    return set(map(int, ids))
 
 
 async def row_of(memory: CondensedMemory, text: str) -> int:
@@ -227,7 +228,7 @@ async def test_a_vector_that_comes_after_its_message_was_deleted_is_not_kept(
     """Even if another message has its number by now."""
     await store.add_message("chat", user("one"), MessageStatus.ARCHIVED)
     page = await store.readers.unread("chat", "")
-    vectors = KeptVectors.of_messages(store.readers, "chat", page.epoch, "a model")
+    vectors = KeptVectors.of_messages(store.database, "chat", page.epoch, "a model")
     assert await vectors.write({str(page.rows[0].id): ("", b"1")})
     assert await stored(store) == {page.rows[0].id}
     await store.delete_messages("chat")

@@ -13,7 +13,7 @@ from sqlalchemy.pool import NullPool
 
 from tests.fixtures import *
 
-PAGE = Path(__file__).parents[2] / "docs/partitioning.md"
+PAGE = Path(__file__).parents[2] / "docs/recipes/partitioning.md"
 CREATE_TABLES, CREATE_PARTITIONS, WIDEN_IDS = re.findall(
     r"```sql\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL
 )

@@ -14,6 +14,7 @@ from llama_index.core.llms import ChatMessage
 from llama_index.core.memory import BaseMemoryBlock
 
 from llama_index_memory_ext import CondensedMemory, StoreTimeoutError, TurnError
+from llama_index_memory_ext.store.log import insert_messages
 from llama_index_memory_ext.store.transaction import Transaction
 from tests.conversation import assistant, record, sent_text, user
 from tests.databases import OpenStore
@@ -100,7 +101,7 @@ async def test_a_write_that_has_not_begun_in_time_is_not_stored_later(
         assert go_on.wait(60)
 
     def write(tx: Transaction) -> None:
-        store.log.insert_within(tx, "chat", [user("late")], archived=0)
+        insert_messages(tx, "chat", [user("late")], archived=0)
 
     first = asyncio.create_task(store.database.run(hold))
     await asyncio.sleep(0)

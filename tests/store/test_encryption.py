@@ -26,6 +26,7 @@ from llama_index_memory_ext import (
     MemoryStore,
     SettingError,
 )
+from llama_index_memory_ext.store.log import insert_messages
 from llama_index_memory_ext.store.marks import encrypt_within
 from llama_index_memory_ext.store.vectors import KeptVectors
 from tests.conversation import assistant, calling, result, sent_text, user
@@ -497,7 +498,7 @@ async def test_a_write_that_has_begun_ends_before_the_database_is_encrypted(
     def write(tx: Any) -> None:
         loop.call_soon_threadsafe(has_begun.set)
         may_end.wait(20)
-        plain.log.insert_within(tx, "chat", [user(CANARIES[0])], archived=0)
+        insert_messages(tx, "chat", [user(CANARIES[0])], archived=0)
 
     writing = asyncio.create_task(plain.database.run(write, sessions=["chat"]))
     await has_begun.wait()

@@ -14,7 +14,7 @@ from llama_index.core.storage.chat_store.sql import SQLAlchemyChatStore
 
 import llama_index_memory_ext
 from llama_index_memory_ext import MemoryStore
-from llama_index_memory_ext.store.tables import Tables
+from llama_index_memory_ext.store.schema import TABLES, Tables
 from llama_index_memory_ext.store.transaction import Transaction
 from tests.conversation import user
 from tests.databases import OpenStore, ask
@@ -26,9 +26,9 @@ SESSIONS = 300
 EVERY_SESSION = "lists the sessions of all users, for an operator"
 WHOLE_TABLE = {
     "store/__init__.py _SELECT_DATA": "dumps a database in memory",
-    "store/__init__.py _SELECT_KEYS": EVERY_SESSION,
-    "store/__init__.py _SELECT_SESSIONS": EVERY_SESSION,
-    "store/__init__.py _SELECT_OWNERS": EVERY_SESSION,
+    "store/sessions.py _SELECT_KEYS": EVERY_SESSION,
+    "store/sessions.py _SELECT_SESSIONS": EVERY_SESSION,
+    "store/sessions.py _SELECT_OWNERS": EVERY_SESSION,
     "store/facts.py _COUNT_FACTS": "lists all users, for an operator",
     "store/marks.py SELECT_PLACES": "lists all rows that are to be encrypted",
     "store/versions.py _SELECT_VERSION": "its table has one row",
@@ -119,7 +119,12 @@ def fill(tx: Transaction) -> None:
             vector = {"model": "m", "digest": "", "vector": b""}
             rows.setdefault("embeddings", []).append({**of_fact, **vector})
     for table, values in rows.items():
-        tx.connection.execute(sa.insert(getattr(tx.tables, table)), values)
+        names = ", ".join(values[0])
+        parameters = ", ".join(f":{name}" for name in values[0])
+        tx.execute(
+            f"INSERT INTO {{{table}}} ({names}) VALUES ({parameters})",  # noqa: S608 - our own
+            values,
+        )
 
 
 # ---- SQLite ----
@@ -145,7 +150,7 @@ async def file_store(
         assert host._async_engine is not None
         await host._async_engine.dispose()
     store = open_store(database_uri)
-    await store.database.run(fill)
+    await store.database.run(fill, seconds=600)
     if "last" in request.param:
         await ask(database_uri, *STATUS_LAST)
     if "analyzed" in request.param:
@@ -157,7 +162,7 @@ def walks_of_sqlite(tx: Transaction, sql: str) -> list[str]:
     """Return the steps of a plan that walk through a table or through the rows of one status or time."""
     explain = f"EXPLAIN QUERY PLAN {sql}"
     plan = tx.execute(explain, **example_values(tx.tables, explain))
-    tables = {table.name for table in tx.tables.rows.metadata.sorted_tables}
+    tables = {tx.tables.name_of(table) for table in TABLES}
     tables.update(re.findall(r"\{\w+\} AS (\w+)", sql))
     walks = []
     for step in plan:
@@ -217,7 +222,7 @@ async def test_postgres_reads_no_rows_of_other_sessions(
     postgres_uri: str, open_store: OpenStore
 ) -> None:
     store = open_store(postgres_uri)
-    await store.database.run(fill)
+    await store.database.run(fill, seconds=600)
     await ask(postgres_uri, "ANALYZE")
     walks = {}
     for statement in STATEMENTS:

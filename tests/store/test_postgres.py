@@ -333,7 +333,7 @@ async def test_an_impatient_server_costs_a_call_and_no_row(
     await memory.aput(user("one"))
     async with holding(holder, "chat"):
         with pytest.raises(
-            StoreError, match=r"has refused Log\.append: .*timeout"
+            StoreError, match=r"has refused append_messages: .*timeout"
         ) as error:
             await memory.aput(user("two"))
     assert isinstance(error.value.__cause__, DBAPIError)

@@ -172,7 +172,7 @@ async def test_a_memory_that_has_only_read_closes_a_database_that_may_only_be_re
     assert memory.sql_store.database.engine is None
     with pytest.raises(
         StoreError,
-        match=r"has refused Log\.append: attempt to write a readonly database\. .*who may",
+        match=r"has refused append_messages: attempt to write a readonly database\. .*who may",
     ):
         async with CondensedMemory.from_defaults(
             "chat", async_database_uri=uri, extract_facts=False
@@ -193,7 +193,7 @@ async def test_a_full_disk_refuses_a_call_says_what_it_needs_and_loses_nothing(
     await memory.aput_messages([user("one"), assistant("two")])
     with pytest.raises(
         StoreError,
-        match=r"Log\.append: database or disk is full\. Nothing was changed\. Free twice",
+        match=r"append_messages: database or disk is full\. Nothing was changed\. Free twice",
     ):
         await memory.aput(user("long " * 100_000))
     await memory.aput(user("three"))

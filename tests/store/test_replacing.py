@@ -161,13 +161,13 @@ async def test_messages_that_stay_keep_their_vectors(store: MemoryStore) -> None
     await store.log.append("chat", talk, len)
     page = await store.readers.unread("chat", "", with_active=True)
     ids = [str(row.id) for row in page.rows]
-    await KeptVectors.of_messages(store.readers, "chat", page.epoch, "m").write(
+    await KeptVectors.of_messages(store.database, "chat", page.epoch, "m").write(
         dict.fromkeys(ids[:2], ("d", b"v"))
     )
     await store.log.append("chat", talk[:3], len, replace=True)
     epoch = (await store.readers.unread("chat", "")).epoch
     assert epoch != page.epoch
-    vectors = KeptVectors.of_messages(store.readers, "chat", epoch, "m")
+    vectors = KeptVectors.of_messages(store.database, "chat", epoch, "m")
     assert sorted(await vectors.read(ids)) == sorted(ids[:2])
     await store.log.append("chat", talk[:2], len, replace=True)
     assert sorted(await vectors.read(ids)) == ids[:1]

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from llama_index.core.llms import ChatMessage
-from sqlalchemy import update
 
 from llama_index_memory_ext import CondensedMemory, MemoryStore, SettingError
 from llama_index_memory_ext.store.transaction import Transaction
@@ -37,15 +36,10 @@ def on(
 
 async def age(store: MemoryStore, session_id: str, days: float) -> None:
     """Make all that is stored of a session so many days older."""
-    rows = store.database.tables.rows
-    older = (
-        update(rows)
-        .where(rows.c.key == session_id)
-        .values(timestamp=rows.c.timestamp - int(days * DAY))
-    )
+    older = "UPDATE {rows} SET timestamp = timestamp - :change WHERE key = :key"
 
     def write(transaction: Transaction) -> None:
-        transaction.execute(older)
+        transaction.execute(older, key=session_id, change=int(days * DAY))
 
     await store.database.run(write)
 
@@ -79,17 +73,12 @@ async def test_turns_that_are_older_go_and_younger_ones_stay(
 
 async def age_turn(store: MemoryStore, word: str, days: float) -> None:
     """Make a turn so many days older, as if it were imported or the clock had been wrong."""
-    rows = store.database.tables.rows
+    older = "UPDATE {rows} SET timestamp = timestamp - :change WHERE id {in_row_ids}"
     found = await store.readers.find("chat")
     ids = [row.id for row in found if f" {word}." in str(row.message.content)]
-    older = (
-        update(rows)
-        .where(rows.c.id.in_(ids))
-        .values(timestamp=rows.c.timestamp - int(days * DAY))
-    )
 
     def write(transaction: Transaction) -> None:
-        transaction.execute(older)
+        transaction.execute(older, row_ids=ids, change=int(days * DAY))
 
     await store.database.run(write)
 

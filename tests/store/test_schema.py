@@ -22,7 +22,7 @@ from llama_index_memory_ext import (
     StoreError,
 )
 from llama_index_memory_ext.store import versions
-from llama_index_memory_ext.store.tables import Tables
+from llama_index_memory_ext.store.schema import Tables
 from llama_index_memory_ext.store.versions import SCHEMA_VERSION
 from tests.conversation import assistant, record, sent_text, user
 from tests.databases import ask

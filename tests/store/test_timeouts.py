@@ -61,7 +61,7 @@ async def test_a_caller_of_a_frozen_server_leaves_at_once_and_its_write_is_store
     await store.aclose()
     assert (
         caplog.text.count(
-            "Log.append was completed after its caller had gone: it was stored."
+            "append_messages was completed after its caller had gone: it was stored."
         )
         == 2
     )
@@ -96,7 +96,7 @@ async def test_every_call_of_a_frozen_server_is_bounded_and_the_next_one_works(
             ) as error:
                 await asyncio.wait_for(call, 20)
             assert "lost" not in str(error.value)
-        assert error.value.operation == "Readers.count_messages"
+        assert error.value.operation == "count_messages"
         # Closing does not wait for ever, either.
         await asyncio.wait_for(idle.aclose(), 20)
     await memory.aput(user("two"))
@@ -148,7 +148,7 @@ async def test_a_write_whose_caller_has_gone_is_waited_for_by_closing_and_logged
         assert fails or not end.done()
     await end
     assert await other.count_messages("chat", None) == 2 - fails
-    assert ("Log.append failed after its caller had gone" in caplog.text) == fails
+    assert ("append_messages failed after its caller had gone" in caplog.text) == fails
     assert "my secret" not in caplog.text
 
 

@@ -142,18 +142,23 @@ def _set_tables(
 
 
 @app.command(epilog=example("demo"))
-def demo() -> None:
-    """Compare this memory with LlamaIndex's in 60 turns.
+def demo(
+    *,
+    with_all: Annotated[
+        bool, typer.Option("--all", help="Print each answer too.")
+    ] = False,
+) -> None:
+    """Compare this memory with LlamaIndex's, with and without its blocks.
 
-    Answers and prices are compared. Both memories have the same token_limit. With
-    OPENAI_API_KEY set, a model of OpenAI answers: OPENAI_MODEL, or gpt-4o-mini.
-    OPENAI_API_BASE names another server, whose model may have any name. Without the
-    key, a small offline model answers.
+    The memories have the same token_limit. They are asked after 54 turns, and in a new
+    session after their process was killed. With OPENAI_API_KEY set, a model of OpenAI
+    answers: OPENAI_MODEL, or gpt-4o-mini. OPENAI_API_BASE names another server, whose
+    model may have any name. Without the key, an offline model answers by rules.
     """
     # Imported here: LlamaIndex takes seconds to start, and the help does not need it.
     from llama_index_memory_ext.apps.demo import run
 
-    raise typer.Exit(run())
+    raise typer.Exit(run(with_all=with_all))
 
 
 def default_file() -> Path:

@@ -105,6 +105,11 @@ def _time(context: Mapping[str, Any], value: datetime | None) -> str:
     return f"{value.astimezone(context['zone']):%Y-%m-%d %H:%M}"
 
 
+@pass_context
+def _day(context: Mapping[str, Any], value: datetime) -> str:
+    return _time(context, value).partition(" ")[0]
+
+
 def _said(fact: Fact) -> str:
     """Return the content of a fact, in quotation marks if it is the user's own sentence."""
     if fact.is_users_words:
@@ -132,7 +137,7 @@ _ENVIRONMENT = Environment(
 )
 _ENVIRONMENT.filters.update(
     time=_time,
-    day="{:%Y-%m-%d}".format,
+    day=_day,
     number="{:,}".format,
     share=_share,
     body=body_of,

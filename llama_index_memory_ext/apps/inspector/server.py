@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
-from datetime import timezone
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
@@ -24,7 +23,7 @@ from llama_index_memory_ext.apps.inspector.pages import (
     NotFoundError,
     Pages,
 )
-from llama_index_memory_ext.apps.inspector.views import Views
+from llama_index_memory_ext.apps.inspector.views import Views, zone_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,7 +55,7 @@ class Inspector:
         self._pages = Pages(
             self.writer.address,
             self.access,
-            self.limits.get("time_zone", timezone.utc),
+            zone_of(self.limits),
         )
 
     @property

@@ -15,12 +15,14 @@ from llama_index_memory_ext import (
     FactBook,
     FactError,
     PromptPreviewer,
+    body_of,
     display_name,
 )
 from llama_index_memory_ext.apps.inspector.pages import NotFoundError, Pages
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from datetime import tzinfo
 
     from llama_index_memory_ext import MemoryStore, PromptPreview, SessionInfo
 
@@ -29,8 +31,15 @@ PAGE_ROWS = 50
 _LAST_PAGE = 10**9
 # The newest messages of a report; a browser needs too long for more.
 MOST_MESSAGES = 2_000
+_FACT_FILTERS = ("state", "category", "tag", "day")
 # The values that a template shows, by name.
 Context = dict[str, Any]
+
+
+def zone_of(limits: Mapping[str, Any]) -> tzinfo:
+    """Return the time zone of the memory's settings; UTC without one."""
+    zone: tzinfo = limits.get("time_zone", timezone.utc)
+    return zone
 
 
 @dataclass(frozen=True)
@@ -76,8 +85,7 @@ class FactWithState(NamedTuple):
     @classmethod
     def of(cls, fact: Fact, limits: Mapping[str, Any]) -> FactWithState:
         """Return a fact with its state; the time zone of the limits tells today."""
-        zone = limits.get("time_zone", timezone.utc)
-        return cls(fact, fact.state(datetime.now(zone)))
+        return cls(fact, fact.state(datetime.now(zone_of(limits))))
 
 
 @dataclass
@@ -156,26 +164,49 @@ class Views:
         return {**session, **numbers, "preview": preview, "q": question}
 
     async def messages(self, query: Mapping[str, str]) -> Context:
-        """Return the messages of a session, oldest first, by default of the last page."""
+        """Return the messages of a session, oldest first; of the last page by default; with ``q``, of those with it."""
         session = await self._session(query)
-        total = session["info"].messages
-        page = ListPage.of(query.get("page", ""), total, default=_LAST_PAGE)
-        rows = await self.store.rows(
-            session["id"], limit=PAGE_ROWS, offset=page.skipped
-        )
-        return {**session, "page": page, "messages": rows}
+        number = query.get("page", "")
+        part = query.get("q", "")
+        places: dict[int, int] = {}
+        if part:
+            matching_rows = []
+            for index, row in enumerate(await self.store.rows(session["id"])):
+                if _is_in(part, body_of(row.message)):
+                    matching_rows.append(row)
+                    places[row.id] = index // PAGE_ROWS + 1
+            page = ListPage.of(number, len(matching_rows), default=_LAST_PAGE)
+            rows = page.cut(matching_rows)
+        else:
+            total = session["info"].messages
+            page = ListPage.of(number, total, default=_LAST_PAGE)
+            rows = await self.store.rows(
+                session["id"], limit=PAGE_ROWS, offset=page.skipped
+            )
+        # ``places``: the page of each message in the whole session.
+        return {**session, "page": page, "messages": rows, "q": part, "places": places}
 
     async def facts(self, query: Mapping[str, str]) -> Context:
-        """Return the facts of a user, the newest first; with ``state``, only the facts in this state."""
+        """Return the facts of a user, the newest first; state, category, tag and day leave out other facts."""
         user = query.get("user", "")
-        state = query.get("state", "")
         part = query.get("q", "")
+        chosen = {name: query[name] for name in _FACT_FILTERS if query.get(name)}
         stored = await FactBook(self.store, user, scope="all").alist(state="all")
-        facts = [FactWithState.of(fact, self.limits) for fact in stored]
+        zone = zone_of(self.limits)
+        counts = {name: Counter[str]() for name in _FACT_FILTERS}
         matching_facts = []
-        for entry in facts:
-            text = f"{entry.fact.content} {entry.fact.category}"
-            if state in ("", entry.state) and _is_in(part, text):
+        for fact in stored:
+            entry = FactWithState.of(fact, self.limits)
+            values: dict[str, Sequence[str]] = {
+                "state": [entry.state],
+                "category": [fact.category],
+                "tag": fact.tags,
+                "day": [f"{fact.created_at.astimezone(zone):%Y-%m-%d}"],
+            }
+            for name in _FACT_FILTERS:
+                counts[name].update(values[name])
+            is_chosen = all(value in values[name] for name, value in chosen.items())
+            if is_chosen and _is_in(part, f"{fact.content} {fact.category}"):
                 matching_facts.append(entry)
         matching_facts.sort(key=lambda entry: entry.fact.created_at, reverse=True)
         page = ListPage.of(query.get("page", ""), len(matching_facts))
@@ -187,9 +218,10 @@ class Views:
         return {
             "unread": await facts_block.count_unread(memory.session_id),
             "user": user,
-            "state": state,
+            "chosen": chosen,
             "q": part,
-            "states": Counter(entry.state for entry in facts),
+            "total": len(stored),
+            "counts": counts,
             "sessions": len(await self.store.sessions(user)),
             "facts": page.cut(matching_facts),
             "page": page,
@@ -230,7 +262,15 @@ class Views:
         user = query.get("user", "")
         if user not in users:
             user = users[0]
-        return {"id": session_id, "info": infos[0], "users": users, "user": user}
+        ends = await self.store.rows(session_id, limit=1)
+        ends += await self.store.rows(session_id, offset=infos[0].messages - 1)
+        return {
+            "id": session_id,
+            "info": infos[0],
+            "users": users,
+            "user": user,
+            "times": [row.said_at(zone_of(self.limits)) for row in ends] or [None],
+        }
 
 
 def _numbers_of(preview: PromptPreview) -> Context:
@@ -303,8 +343,7 @@ async def report(
     facts = session["preview"].all_facts
     contents = {fact.id: fact.content for fact in facts}
     ended = [FactWithState.of(fact, limits) for fact in facts]
-    zone = limits.get("time_zone", timezone.utc)
-    return Pages(store.address, zone=zone).render(
+    return Pages(store.address, zone=zone_of(limits)).render(
         "whole",
         **session,
         contents=contents,

@@ -13,7 +13,7 @@ from llama_index.core.base.llms.types import ChatMessage, ToolCallBlock
 from benchmarks.locomo import prompt_text
 from llama_index_memory_ext import CondensedMemory
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 PICTURES = sorted(DOCS.glob("*.svg"))
 SVG = "{http://www.w3.org/2000/svg}"
 # A letter of DejaVu Sans, the widest of the fonts in which the pictures were looked at.

@@ -13,7 +13,7 @@ import pytest
 import llama_index_memory_ext
 
 PACKAGE = Path(llama_index_memory_ext.__file__).parent
-PAGE = Path(__file__).parents[1] / "CONTRIBUTING.md"
+PAGE = Path(__file__).parents[2] / "CONTRIBUTING.md"
 # Files of which each fraction is a tuned constant, apart from those about time and memory.
 TUNED_FILES = (
     "fact.py",

@@ -13,33 +13,16 @@ from llama_index_memory_ext import CondensedMemory, MemoryStore
 from tests.forked import run_forked, run_shell
 from tests.memory.test_network import watching
 from tests.openai_server import Message, OpenAIServer, call, say, serve
+from tests.pages import PAGES, RECIPES, ROOT, blocks
 
-ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-FILES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-PAGES = {path.name: path.read_text(encoding="utf-8") for path in FILES}
-# Scripts that read what other programs have exported; tests/test_recipes.py runs them.
-RECIPES = {
-    path.name: path.read_text(encoding="utf-8")
-    for path in sorted((ROOT / "docs" / "recipes").glob("*.md"))
-}
+README = PAGES["README.md"]
 ALL_PAGES = PAGES | RECIPES
-# tests/agents/test_web.py runs it as a whole. Pages show lines of it, which cannot run alone.
-WEB_SERVER = RECIPES["web-server.md"]
-# Text is what a model or a terminal shows; those of partitioning.md are run with a PostgreSQL, and the browser's
+# Text is what a model or a terminal shows; the statements of partitioning.md run with a PostgreSQL, and the browser's
 # client by tests/agents/test_web.py.
 KINDS = {"python", "bash", "json", "text", "sql", "javascript"}
 # Whoever runs the tests has installed the package, and is running the tests, which run the demo elsewhere.
 DONE_BEFORE = ("pip install", "python -m pip install", "python -m pytest")
 DEMO = ("python -m llama_index_memory_ext demo", "llama-index-memory demo")
-
-
-def blocks(kind: str, text: str = "") -> list[str]:
-    """The blocks of code of a kind, on all pages or in a text."""
-    pattern = rf"^```{kind}\n(.*?)^```$"
-    return re.findall(
-        pattern, text or "\n".join(PAGES.values()), flags=re.DOTALL | re.MULTILINE
-    )
 
 
 def commands_of(block: str) -> list[str]:
@@ -79,7 +62,6 @@ def keys_of(server: OpenAIServer) -> dict[str, str]:
         pytest.param(code, id=f"{name}-{i}")
         for name in PAGES
         for i, code in enumerate(blocks("python", PAGES[name]), 1)
-        if code not in WEB_SERVER
     ],
 )
 def test_a_block_of_code_runs(code: str, tmp_path: Path) -> None:
@@ -189,11 +171,11 @@ def test_every_link_leads_to_a_file_and_a_heading(page: str) -> None:
     assert lost == []
 
 
-def test_the_readme_is_short_and_names_every_guide() -> None:
+def test_the_readme_is_short_and_names_the_page_that_names_every_page() -> None:
     assert README.count("\n") <= 110
-    assert [
-        name for name in PAGES if name != "README.md" and f"docs/{name}" not in README
-    ] == []
+    assert "docs/all-pages.md" in README
+    named = set(re.findall(r"\((?:recipes/)?([\w-]+\.md)\)", PAGES["all-pages.md"]))
+    assert PAGES.keys() - named == {"README.md", "all-pages.md"}
 
 
 def test_every_recipe_is_named_in_a_guide_and_in_the_navigation() -> None:

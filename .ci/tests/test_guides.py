@@ -21,7 +21,7 @@ from tests.cli.terminal import clean_environment, run
 from tests.conversation import assistant, user
 from tests.databases import database_uri, postgres_server, postgres_uri
 from tests.forked import python_command
-from tests.test_docs import PAGES, blocks
+from tests.pages import PAGES, blocks
 
 __all__ = ["database_uri", "postgres_server", "postgres_uri"]
 

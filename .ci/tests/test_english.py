@@ -11,7 +11,7 @@ import pytest
 
 import llama_index_memory_ext
 
-CONTRIBUTING = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(
+CONTRIBUTING = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(
     encoding="utf-8"
 )
 GLOSSARY = (

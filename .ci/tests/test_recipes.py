@@ -13,9 +13,9 @@ from llama_index.core.base.llms.types import ChatMessage, ImageBlock, ToolCallBl
 
 from llama_index_memory_ext import CondensedMemory, Fact
 from llama_index_memory_ext.fact import utc_now
-from tests.forked import run_shell
+from tests.forked import run_forked, run_shell
 from tests.openai_server import Message, say, serve
-from tests.test_docs import RECIPES, blocks
+from tests.pages import RECIPES, blocks
 
 # A block of code is saved under the name that the text before it says.
 SAVED = re.compile(
@@ -357,3 +357,31 @@ async def test_the_recipe_that_tidies_up_retires_what_the_model_reports_and_no_p
         "Likes tea": "present",
         "Tea": "present",
     }
+
+
+async def test_the_recipe_of_a_spending_limit_stops_learning_and_counts_failed_calls(
+    cook: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = cook("spending-limit.md")
+    printed = (folder / "printed").read_text(encoding="utf-8").splitlines()
+    monday, tuesday, wednesday = (int(line.split()[1]) for line in printed[:3])
+    assert 0 < monday < 500 <= tuesday == wednesday
+    assert printed[-1] == "3 facts"
+    code = """
+import asyncio, spending_limit
+from llama_index.llms.openai import OpenAI
+spending_limit.llm = OpenAI(model="gpt-4o-mini", max_retries=0)
+asyncio.run(spending_limit.main())
+"""
+    save_files(RECIPES["spending-limit.md"], tmp_path)
+    with serve(lambda messages, tools: say("No facts here, sorry.")) as server:
+        done = run_forked(
+            code,
+            folder=tmp_path,
+            environment={
+                "OPENAI_API_KEY": "sk-test",
+                "OPENAI_API_BASE": server.api_base,
+                "PYTHONPATH": str(tmp_path),
+            },
+        )
+    assert re.search(r"^monday [1-9]\d*$", done.stdout, re.MULTILINE), done.stderr

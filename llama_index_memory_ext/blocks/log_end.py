@@ -1,0 +1,66 @@
+"""The end of a session's log, which all memories on a store share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from llama_index_memory_ext.store.rows import LogPage, ReadPosition, Snapshot
+from llama_index_memory_ext.text.turns import Utterance, spoken
+
+if TYPE_CHECKING:
+    from llama_index_memory_ext.store import MemoryStore
+
+
+# The last rows of a session, by which facts are ranked.
+_CONTEXT_ROWS = 40
+
+
+class LogEnd(NamedTuple):
+    """The end of a session's log.
+
+    ``lines``: the last lines, oldest first.
+    ``position``: the position up to which the log was read.
+    ``changes``: the epoch and the last change of the user's facts.
+    """
+
+    lines: tuple[Utterance, ...] = ()
+    position: ReadPosition = ReadPosition()
+    changes: tuple[int, int] | None = None
+
+
+async def read_log_end(
+    store: MemoryStore, session_id: str, namespace: str, snapshot: Snapshot | None
+) -> LogEnd:
+    """Return the end of a session's log, from the snapshot if it reaches far enough back.
+
+    ``namespace``: whose changes of facts are read, too.
+    """
+    key = ("log_end", namespace)
+    end = store.cache.get(session_id, key) or LogEnd()
+    source: Snapshot | LogPage | None = snapshot
+    rows = snapshot.log_behind(end.position) if snapshot else None
+    if source is None or rows is None:
+        source = await _newest_page(store, session_id, namespace, end.position)
+        if not source.fresh:
+            end = LogEnd()
+            source = await _newest_page(store, session_id, namespace, end.position)
+        rows = source.rows
+    lines = list(end.lines)
+    position = end.position
+    for row in rows:
+        position = ReadPosition(source.epoch, 0, row.id)
+        text = spoken(row.message)
+        if text:
+            lines.append(Utterance(row.id, row.role, text))
+    end = LogEnd(tuple(lines[-_CONTEXT_ROWS:]), position, source.facts)
+    store.cache.put(session_id, key, end, len(end.lines))
+    return end
+
+
+async def _newest_page(
+    store: MemoryStore, session_id: str, namespace: str, position: ReadPosition
+) -> LogPage:
+    """Return the last rows of a session. No reader is named: rows that a reader has processed count, too."""
+    return await store.readers.page(
+        session_id, "", position, limit=_CONTEXT_ROWS, watch=namespace
+    )

@@ -1,0 +1,357 @@
+"""Reads the unread turns of a session that one request holds, with their speakers and times."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from llama_index.core.base.llms.types import MessageRole
+
+from llama_index_memory_ext.learning.budget import RequestBudget
+from llama_index_memory_ext.learning.progress import Progress, progress_of
+from llama_index_memory_ext.learning.prompt import sent_part
+from llama_index_memory_ext.store.rows import (
+    LogPage,
+    LogRow,
+    ReadPosition,
+    SessionAccess,
+    times_of,
+)
+from llama_index_memory_ext.store.tables import namespace_of_session
+from llama_index_memory_ext.text.turns import (
+    OTHER_ROLE,
+    Utterance,
+    spoken,
+    with_code_results,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+    from datetime import date, datetime
+
+    from llama_index_memory_ext.blocks import LogBlock
+    from llama_index_memory_ext.fact import SetAside
+    from llama_index_memory_ext.facts.known import UserFacts
+
+
+_BATCH_ROWS = 200
+# Limits of the messages before a batch: names and questions in them count for it.
+_CONTEXT_ROWS = 10
+_CONTEXT_CHARACTERS = 1_000
+# Characters of a tool's result that are compared with a fact of an agent.
+_RESULT_CHARACTERS = 20_000
+_ANY_NUMBER = sys.maxsize
+
+
+class Due(NamedTuple):
+    """When unread messages are read: as soon as one of these limits is reached.
+
+    ``turns``: the number of unread turns.
+    ``tokens``: the tokens of unread messages.
+    ``last_left``: the last row that has left the record; unread messages of the log up to it
+    are due.
+    ``answered``: whether the current turn is read only if it has its answer.
+    """
+
+    turns: int = 0
+    tokens: int = _ANY_NUMBER
+    last_left: int = 0
+    answered: bool = False
+
+    def is_reached(self, first: LogRow, turns: int, tokens: int) -> bool:
+        """Return whether so many unread turns and tokens, from this row on, are due."""
+        has_left = first.id <= self.last_left and not first.is_active
+        return has_left or turns >= self.turns or tokens >= self.tokens
+
+
+ALL = Due()
+
+# The users whose messages are the user's; None: all of them.
+_Speakers: TypeAlias = "Collection[str | None] | None"
+
+
+class Batch(NamedTuple):
+    """The turns that one request reads.
+
+    ``unread``: their rows, with the reader's cursor.
+    ``lines``: the texts of the rows, without empty ones.
+    ``turns``: how many turns they are.
+    ``asked_at``: the time of the last question.
+    ``ended_at``: the time of the last message.
+    ``before``: the lines right before the batch.
+    ``budget``: the limits of the request.
+    """
+
+    unread: LogPage
+    lines: Sequence[Utterance]
+    turns: int
+    asked_at: datetime
+    ended_at: datetime
+    before: Sequence[Utterance]
+    budget: RequestBudget
+
+    @property
+    def rows(self) -> Sequence[LogRow]:
+        """The rows of the batch."""
+        return self.unread.rows
+
+    @property
+    def progress(self) -> Progress:
+        """The progress that is stored with the cursor."""
+        return progress_of(self.unread.state)
+
+
+class RecentLines(NamedTuple):
+    """The last lines of a session, and the results of its tools, oldest first."""
+
+    lines: list[Utterance]
+    results: list[Utterance]
+
+
+@dataclass(frozen=True)
+class BatchReader:
+    """Reads the log of one session for the facts of one user.
+
+    ``reader``: the name of the cursor.
+    ``block``: its tokenizer and time zone are used.
+    ``is_own``: the user is the user of the memory, who never stands for a team.
+    """
+
+    user_facts: UserFacts
+    session_id: str
+    reader: str
+    block: LogBlock
+    is_own: bool = False
+
+    async def unread_rows(self) -> LogPage:
+        """Return the unread rows, after the session is registered as the user's.
+
+        A plain Memory may have written the session, which registers no user.
+        """
+        store = self.user_facts.store
+        user: str | None = self.user_facts.namespace
+        if user == namespace_of_session(self.session_id):
+            user = None
+        while True:
+            unread = await store.readers.unread(
+                self.session_id, self.reader, with_active=True, limit=_BATCH_ROWS
+            )
+            if unread.registered or not unread.rows:
+                return unread
+            await store.owners.claim(
+                self.session_id,
+                SessionAccess(user),
+                readers=[self.reader],
+                epoch=unread.epoch,
+            )
+
+    async def read(
+        self, unread: LogPage, budget: RequestBudget, due: Due
+    ) -> Batch | None:
+        """Return the oldest unread rows that fit one request; None if they are not due."""
+        rows = unread.rows
+        speakers = await self._speakers()
+        lines = await self._lines_of(rows, speakers, budget)
+        end = _end_of_turns(rows, lines, answered=due.answered)
+        starts = [line.is_users for line in lines[:end]]
+        texts = [sent_part(line) for line in lines[:end]]
+        count = self.block.tokenizer_fn.count
+        tokens = await asyncio.to_thread(lambda: list(map(count, texts)))
+        if len(rows) < _BATCH_ROWS:
+            if not any(starts):
+                self.user_facts.store.jobs.unread.discard(self.session_id)
+            if not end or not due.is_reached(rows[0], sum(starts), sum(tokens)):
+                return None
+        end = batch_end(
+            starts,
+            tokens,
+            [at and at.date() for at in times_of(rows[:end], self.block.zone)],
+            token_limit=budget.batch,
+            most_turns=progress_of(unread.state).most_turns,
+        )
+        unread = replace(unread, rows=rows[:end])
+        return await self._batch(unread, lines[:end], budget, speakers)
+
+    async def read_turn(self, turn: SetAside, budget: RequestBudget) -> Batch | None:
+        """Return a turn that was set aside; None if it was deleted or read again since."""
+        page = await self.user_facts.store.readers.unread(
+            self.session_id,
+            self.reader,
+            with_active=True,
+            after=turn.first - 1,
+            limit=_BATCH_ROWS,
+        )
+        rows = [row for row in page.rows if row.id <= turn.last]
+        if not rows or turn not in progress_of(page.state).set_aside:
+            return None
+        speakers = await self._speakers()
+        lines = await self._lines_of(rows, speakers, budget)
+        return await self._batch(replace(page, rows=rows), lines, budget, speakers)
+
+    async def recent(self) -> RecentLines:
+        """Return the last lines of the session and its tools' results, the current turn included."""
+        readers = self.user_facts.store.readers
+        page = await readers.page(
+            self.session_id, "", ReadPosition(), limit=_BATCH_ROWS
+        )
+        after = page.rows[-1].id if page.rows else 0
+        unread = await readers.unread(
+            self.session_id, "", with_active=True, after=after
+        )
+        rows = [*page.rows, *unread.rows][-_BATCH_ROWS:]
+        results = [
+            Utterance(
+                row.id, row.role, (row.message.content or "")[:_RESULT_CHARACTERS]
+            )
+            for row in rows
+            if row.is_result
+        ]
+        lines = await self._lines_of(rows, await self._speakers())
+        return RecentLines([line for line in lines if line.text], results)
+
+    async def _speakers(self) -> _Speakers:
+        """Return the speakers whose messages are the user's.
+
+        A user who does not talk in the session, such as a team, has the facts of all
+        its users. A message that LlamaIndex's own memory has written is the user's.
+        """
+        user = self.user_facts.namespace
+        owners = await self.user_facts.store.owners.users_of_session(self.session_id)
+        if not self.is_own and user not in owners:
+            return None
+        # As long as a session has one user, no row says whose it is.
+        if set(owners) <= {user}:
+            return {user, None}
+        return {user}
+
+    async def _lines_of(
+        self,
+        rows: Sequence[LogRow],
+        speakers: _Speakers,
+        budget: RequestBudget = RequestBudget(),  # noqa: B008 - it is immutable
+    ) -> list[Utterance]:
+        """Return the text and the speaker of each row.
+
+        A text is clipped to half a batch. A question of a user outside ``speakers`` gets
+        another role.
+        """
+        limit = budget.batch // 2
+
+        def read_lines() -> list[Utterance]:
+            lines = []
+            speaker = ""
+            messages = with_code_results(row.message for row in rows)
+            for row, message in zip(rows, messages, strict=True):
+                role = message.role.value
+                if message.role == MessageRole.USER:
+                    speaker = row.user_id or ""
+                    if speakers is not None and row.user_id not in speakers:
+                        role = OTHER_ROLE
+                text = spoken(message)
+                # No token is shorter than a byte.
+                if len(text.encode()) > limit:
+                    text = self.block.tokenizer_fn.clip(text, limit)
+                lines.append(Utterance(row.id, role, text, speaker))
+            return lines
+
+        # Counting some megabytes takes a second, which must not block the event loop.
+        return await asyncio.to_thread(read_lines)
+
+    async def _batch(
+        self,
+        unread: LogPage,
+        lines: Sequence[Utterance],
+        budget: RequestBudget,
+        speakers: _Speakers,
+    ) -> Batch:
+        """Return a batch of rows and their lines, with the lines right before it.
+
+        A short answer may need the question that it answers.
+        """
+        rows = unread.rows
+        now = self.block.now()
+        page = await self.user_facts.store.readers.page(
+            self.session_id, "", ReadPosition(), before=rows[0].id, limit=_CONTEXT_ROWS
+        )
+        context = await self._lines_of(page.rows, speakers)
+        before = [
+            line._replace(text=line.text[-_CONTEXT_CHARACTERS:])
+            for line in context
+            if line.text
+        ]
+        times = times_of(rows, self.block.zone)
+        pairs = zip(times, lines, strict=True)
+        question_times = [said_at for said_at, line in pairs if line.is_users]
+        # Rows before the first question belong to a turn of an earlier batch.
+        turns = len(question_times) + (not lines[0].is_users)
+        # No time is after now: a clock may have been ahead.
+        asked_at = now
+        if question_times:
+            asked_at = min(question_times[-1] or now, now)
+        ended_at = min(times[-1] or now, now)
+        return Batch(
+            unread,
+            [line for line in lines if line.text],
+            turns,
+            asked_at,
+            ended_at,
+            before,
+            budget,
+        )
+
+
+def _end_of_turns(
+    rows: Sequence[LogRow], lines: Sequence[Utterance], *, answered: bool
+) -> int:
+    """Return how many of the rows can be read now; with ``answered``, only turns that have ended.
+
+    A turn has ended when the assistant has said something that is no tool call, or when
+    its question has left short-term memory. Only the last turn can be going on. A full
+    page is read in any case: a turn of very many tool calls would block the session for
+    ever.
+    """
+    for start in reversed(range(len(rows))):
+        if lines[start].is_users:
+            is_full = not start and len(rows) >= _BATCH_ROWS
+            if answered and rows[start].is_active and not is_full:
+                return start
+            break
+        if lines[start].text:
+            break
+    return len(rows)
+
+
+def batch_end(
+    starts_turn: Sequence[bool],
+    tokens: Sequence[int],
+    days: Sequence[date | None],
+    *,
+    token_limit: int,
+    most_turns: int | None = None,
+) -> int:
+    """Return the number of messages, oldest first, that go into one request.
+
+    The number is at least 1; 0 without messages. If possible, a batch ends before a
+    turn: before it exceeds ``token_limit``, after ``most_turns``, and before the first
+    turn of another day. Relative dates ("tomorrow") of a batch count from one day.
+    """
+    starts = [i for i, is_start in enumerate(starts_turn) if is_start]
+    end = _end_of_day(starts, days, most_turns)
+    total = 0
+    for i in range(end):
+        total += tokens[i]
+        if i and total > token_limit:
+            return max((start for start in starts if start <= i), default=0) or i
+    return end
+
+
+def _end_of_day(
+    starts: Sequence[int], days: Sequence[date | None], most_turns: int | None
+) -> int:
+    """Return the start of the first turn of another day or beyond ``most_turns``."""
+    for turns, start in enumerate(starts[1:], 1):
+        if turns == most_turns or days[start] != days[starts[0]]:
+            return start
+    return len(days)

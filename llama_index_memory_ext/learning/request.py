@@ -1,0 +1,233 @@
+"""Plans a request for facts: which known facts it shows, its messages, and the length of its answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from datetime import date
+from itertools import zip_longest
+from typing import TYPE_CHECKING, NamedTuple
+
+from llama_index_memory_ext.fact import Fact
+from llama_index_memory_ext.learning.budget import (
+    ANSWER_TOKENS,
+    RequestBudget,
+    request_budget,
+)
+from llama_index_memory_ext.learning.prompt import extraction_prompt, on_one_line
+from llama_index_memory_ext.learning.report import tool_of
+from llama_index_memory_ext.models.ask import context_window
+from llama_index_memory_ext.search.tfidf import Similar, values_of
+from llama_index_memory_ext.text.tokens import take_fitting
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from llama_index.core.base.llms.types import ChatMessage
+    from llama_index.core.llms import LLM
+
+    from llama_index_memory_ext.facts.known import UserFacts
+    from llama_index_memory_ext.learning.batch import Batch
+    from llama_index_memory_ext.learning.categories import Categories
+    from llama_index_memory_ext.text.tokens import TokenCounter
+    from llama_index_memory_ext.text.turns import Utterance
+
+
+# Limits of the rejected facts that a model reads: their number, their tokens, and the
+# characters of each fact with its reason.
+_MOST_REJECTED = 20
+_REJECTED_TOKENS = 400
+_REJECTED_CHARACTERS = 400
+# The share of the budget for facts with words in common with the messages. A fact that
+# the user corrects need not have any.
+_MATCHING_SHARE = 0.5
+# The kind of a fact is its first word that at most this share of the facts has: "lives"
+# of "Ann lives in Oslo".
+_COMMON_SHARE = 0.3
+# Facts are compared with the newest messages of a batch.
+_MOST_TEXTS = 24
+
+
+class Request(NamedTuple):
+    """A request for the facts of a batch.
+
+    ``known_facts``: the facts that the batch may change.
+    ``answer_tokens``: the most tokens of the answer.
+    """
+
+    batch: Batch
+    known_facts: Sequence[Fact]
+    messages: list[ChatMessage]
+    answer_tokens: int
+
+
+@dataclass(frozen=True)
+class RequestPlanner:
+    """Plans requests for the facts of one user.
+
+    ``instructions``: what to look for, in place of our own words.
+    """
+
+    user_facts: UserFacts
+    counter: TokenCounter
+    categories: Categories
+    instructions: str | None = None
+
+    def budget(self, llm: LLM | None, halved: float = 0) -> RequestBudget:
+        """Return the limits of a request after so many halvings; the defaults for an unknown model."""
+        window = context_window(llm) if llm else None
+        answer = getattr(llm, "max_tokens", None)
+        if not isinstance(answer, int):
+            answer = None
+        fixed = 0
+        if window:
+            messages = self._messages((), (), date.min)
+            texts = [message.content or "" for message in messages]
+            texts.append(tool_of(tuple(self.categories)).metadata.fn_schema_str)
+            fixed = sum(map(self.counter.count, texts))
+        return request_budget(window, fixed, halved=halved, answer=answer)
+
+    async def plan(self, batch: Batch, *, lists_facts: bool) -> Request:
+        """Return the request for a batch.
+
+        ``lists_facts``: whether it lists the known facts. A model without tools ends no
+        fact of a list.
+        """
+        known_facts = await self._known_facts(batch)
+        tokens = [self.counter.count(line.text) for line in batch.lines]
+        messages = self._messages(
+            batch.lines,
+            known_facts if lists_facts else (),
+            batch.asked_at.date(),
+            batch.before,
+        )
+        answer_tokens = min(batch.budget.answer, ANSWER_TOKENS + sum(tokens))
+        return Request(batch, known_facts, messages, answer_tokens)
+
+    def _messages(
+        self,
+        lines: Sequence[Utterance],
+        facts: Sequence[Fact],
+        said_on: date,
+        before: Sequence[Utterance] = (),
+    ) -> list[ChatMessage]:
+        return extraction_prompt(
+            lines,
+            facts,
+            said_on=said_on,
+            categories=self.categories,
+            instructions=self.instructions,
+            before=before,
+            rejected=self._rejected_text(),
+        )
+
+    def _rejected_text(self) -> str:
+        """Return the facts that a person has rejected, newest first, for the prompt; "" for none."""
+        texts = []
+        newest_first = self.user_facts.rejected[::-1]
+        for fact in newest_first[:_MOST_REJECTED]:
+            text = f"{fact.content} ({fact.retired_reason})"[:_REJECTED_CHARACTERS]
+            texts.append(f"- {on_one_line(text)}\n")
+        joined = "".join(take_fitting(texts, self.counter.count, _REJECTED_TOKENS))
+        if not joined:
+            return ""
+        return (
+            f"Do not report these again:\n<rejected_facts>\n{joined}</rejected_facts>\n"
+        )
+
+    async def _known_facts(self, batch: Batch) -> Sequence[Fact]:
+        """Return the facts that the batch may change, within the limit of a request.
+
+        Facts of later words are left out: an old conversation would seem to correct
+        them.
+        """
+        last = max(batch.asked_at, batch.ended_at)
+        user_facts = self.user_facts
+        facts = [
+            fact
+            for fact in (*user_facts.active, *user_facts.pending)
+            if fact.created_at <= last
+        ]
+        # No token is shorter than a byte. The number and the marks around a fact have
+        # at most six.
+        most_tokens = sum(len(fact.content.encode()) + 6 for fact in facts)
+        if most_tokens <= batch.budget.facts:
+            return facts
+        texts = texts_in(batch.lines)
+        present = user_facts.present
+        await present.prepare(texts)
+        return await asyncio.to_thread(
+            select_known_facts, facts, texts, present, self.counter, batch.budget.facts
+        )
+
+
+def texts_in(lines: Sequence[Utterance]) -> list[str]:
+    """Return the texts that facts are compared with.
+
+    First the user's messages, newest first, then the messages that these answer.
+    """
+    places = [i for i, line in enumerate(lines) if line.is_users]
+    newest_first = places[::-1][:_MOST_TEXTS]
+    answered = [i - 1 for i in newest_first if i and not lines[i - 1].is_users]
+    return [lines[i].text for i in (*newest_first, *answered)]
+
+
+def select_known_facts(
+    facts: Sequence[Fact],
+    texts: Sequence[str],
+    ranker: Similar,
+    counter: TokenCounter,
+    limit: int,
+) -> list[Fact]:
+    """Return the facts that fit about ``limit`` tokens.
+
+    Half of the limit is for the facts most similar to the texts, the rest for facts of
+    each kind. "I moved to Rome" has no word in common with "Lives in Oslo", but few facts
+    are of its kind, and such facts are short.
+    """
+    by_id = {fact.id: fact for fact in facts}
+    similar = _in_turn([most_similar(text, by_id, ranker) for text in texts])
+    various = _in_turn(_kinds_of(facts))
+    chosen = {}
+    total = 0
+    for candidates, most in ((similar, _MATCHING_SHARE * limit), (various, limit)):
+        for fact in candidates:
+            if fact.id in chosen:
+                continue
+            tokens = counter.count(f"{len(facts)}. {' '.join(fact.content.split())}\n")
+            if total + tokens > most:
+                break
+            chosen[fact.id] = fact
+            total += tokens
+    return list(chosen.values())
+
+
+def _in_turn(groups: Iterable[Sequence[Fact]]) -> Iterator[Fact]:
+    """Yield the first fact of each group, then the second of each, and so on."""
+    for facts in zip_longest(*groups):
+        yield from filter(None, facts)
+
+
+def _kinds_of(facts: Sequence[Fact]) -> Iterable[list[Fact]]:
+    """Return the facts by kind: of each the shortest first, of equal ones the newer."""
+    words_of = {fact.id: fact.content.casefold().split() for fact in facts}
+    counts = Counter[str]()
+    for words in words_of.values():
+        counts.update(set(words))
+    most = _COMMON_SHARE * len(facts)
+    kinds = defaultdict[str, list[Fact]](list)
+    for fact in sorted(
+        facts, key=lambda fact: (len(fact.content), -fact.created_at.timestamp())
+    ):
+        rare_words = (word for word in words_of[fact.id] if counts[word] <= most)
+        kinds[next(rare_words, "")].append(fact)
+    return kinds.values()
+
+
+def most_similar(text: str, facts: Mapping[str, Fact], ranker: Similar) -> list[Fact]:
+    """Return the facts, given by their ids, that resemble a text, most similar first."""
+    ids = list(facts)
+    values = values_of(ranker.similarities(text), ids).tolist()
+    similar = [pair for pair in zip(values, ids, strict=True) if pair[0]]
+    return [facts[fact_id] for _, fact_id in sorted(similar, reverse=True)]

@@ -1,0 +1,343 @@
+"""The prompt of a session: reads the current turn, and cuts the contents of the blocks to the tokens that are left."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from llama_index.core.base.llms.types import (
+    ChatMessage,
+    ContentBlock,
+    MessageRole,
+    TextBlock,
+)
+
+from llama_index_memory_ext.blocks import LogBlock
+from llama_index_memory_ext.facts.ranking import PROFILE_NAME, RecordInPrompt
+from llama_index_memory_ext.memory import template
+from llama_index_memory_ext.memory.search import MemorySearchResult
+from llama_index_memory_ext.memory.writing import (
+    access_of,
+    tokens_of,
+    tokens_of_message,
+    write,
+)
+from llama_index_memory_ext.store.rows import LogRow, ReadPosition, Snapshot
+from llama_index_memory_ext.text.turns import ends_with_answer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from llama_index.core.memory import BaseMemoryBlock
+
+    from llama_index_memory_ext.memory.fields import MemoryFields
+
+
+class Turn(NamedTuple):
+    """The current turn of a session, read for a prompt.
+
+    ``messages``: the active messages of the session; none if the question follows.
+    ``query``: the messages and the question, for which the blocks select their content.
+    ``question_follows``: the caller sends the question behind the prompt.
+    ``unread``: the user's words in other sessions that were not read for facts.
+    """
+
+    snapshot: Snapshot
+    messages: list[ChatMessage]
+    query: list[ChatMessage]
+    question_follows: bool
+    unread: Sequence[LogRow] = ()
+
+
+class _FittedContents(NamedTuple):
+    """The contents of the memory blocks, truncated to a number of tokens.
+
+    ``contents``: the content of each block, by its name.
+    ``joined``: these contents as the content of one message.
+    ``messages``: further messages, from blocks whose content is messages.
+    ``tokens_left``: below 0 if the contents are still too long.
+    """
+
+    contents: dict[str, Any]
+    joined: list[ContentBlock]
+    messages: list[ChatMessage]
+    tokens_left: int
+
+
+class Prompt(NamedTuple):
+    """A turn, and the content of the memory for it.
+
+    ``media``: pictures, sounds and documents of earlier turns, sent again.
+    ``sources``: the facts and recalled messages in it.
+    """
+
+    turn: Turn
+    fitted: _FittedContents
+    media: list[ContentBlock]
+    sources: MemorySearchResult
+
+
+async def read_turn(memory: MemoryFields, question: ChatMessage | None) -> Turn:
+    """Read the current turn; before a question that follows, move a completed turn into the record.
+
+    LlamaIndex's chat engines put their question only with its answer. The turn moves as
+    it would when the question is put.
+    """
+    snapshot = await _read_snapshot(memory)
+    messages = [row.message for row in snapshot.active]
+    if question is None or template.holds_question(messages, question):
+        return Turn(snapshot, messages, messages, question_follows=False)
+    follows = False
+    if not messages:
+        follows = not await _is_in_log(memory, question)
+    elif ends_with_answer(messages):
+        await write(memory, [], len)
+        snapshot = await _read_snapshot(memory)
+        messages = [row.message for row in snapshot.active]
+        follows = True
+    query = messages
+    if not template.holds_question(messages, question):
+        query = [*messages, question]
+    return Turn(snapshot, [] if follows else messages, query, follows)
+
+
+async def _is_in_log(memory: MemoryFields, question: ChatMessage) -> bool:
+    """Return whether the newest row of the log is this question: a flush moves an open turn into the log."""
+    page = await memory.sql_store.readers.page(
+        memory.session_id, "", ReadPosition(), limit=1
+    )
+    return template.holds_question([row.message for row in page.rows], question)
+
+
+async def _read_snapshot(memory: MemoryFields) -> Snapshot:
+    """Return the state of the session; a SessionOwnerError if it is closed to the user."""
+    record = memory.condensed_block
+    access = access_of(memory)
+    snapshot = await memory.sql_store.readers.read_snapshot(
+        memory.session_id,
+        record.name,
+        record.last_seen(memory.session_id),
+        memory.facts_block.namespace_of(memory.session_id),
+        access,
+    )
+    if snapshot.is_closed:
+        await memory.sql_store.owners.check(memory.session_id, access)
+    return snapshot
+
+
+async def read_prompt(
+    memory: MemoryFields, turn: Turn, reserved: int, block_kwargs: dict[str, Any]
+) -> Prompt:
+    """Return a turn with the content of the memory, within the limit without ``reserved`` tokens."""
+    room = memory.token_limit - reserved - await _tokens_beside_memory(memory, turn)
+    contents = await _ask_blocks(memory, turn, room, block_kwargs)
+    fitted = await _fit(memory, contents, room, turn.messages)
+    roles = []
+    if fitted.joined:
+        roles = [message.role.value for message in turn.messages]
+    media = await memory.condensed_block.amedia(
+        memory.session_id, roles, fitted.tokens_left, partial(tokens_of_message, memory)
+    )
+    sources = _sources_in(memory, contents, fitted.contents)
+    return Prompt(turn, fitted, media, sources)
+
+
+async def _tokens_beside_memory(memory: MemoryFields, turn: Turn) -> int:
+    """Return the tokens of the messages that the model receives beside the memory."""
+    messages = turn.messages
+    if turn.question_follows:
+        messages = [*turn.query, template.ACKNOWLEDGED]
+    return await tokens_of(memory, messages)
+
+
+async def _ask_blocks(
+    memory: MemoryFields, turn: Turn, room: int, block_kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the content of each memory block by its name, in the order of their priorities.
+
+    The profile of the user stands in front of all of them; another block of facts has
+    none.
+    """
+    record = memory.condensed_block
+    facts = memory.facts_block
+    profile = ""
+    contents: dict[str, Any] = {}
+    blocks: list[Any] = sorted(
+        memory.memory_blocks, key=lambda block: block.priority, reverse=True
+    )
+    for block in blocks:
+        kwargs = dict(block_kwargs)
+        # The snapshot has the position of this record and the facts of this user.
+        is_own = block is record or block is facts
+        if is_own and block.store is memory.sql_store:
+            kwargs["snapshot"] = turn.snapshot
+        content: Any
+        if block is facts:
+            selected = await facts.aselect(
+                turn.query,
+                memory.session_id,
+                kwargs.get("snapshot"),
+                _record_in(memory, contents, turn, room),
+                turn.unread,
+            )
+            profile = selected.profile
+            content = selected.question
+        else:
+            content = await block.aget(
+                turn.query, session_id=memory.session_id, **kwargs
+            )
+        if not content:
+            continue
+        if not isinstance(content, str | list):
+            raise ValueError(  # noqa: TRY004 - LlamaIndex raises the same
+                f"Block {block.name!r} returned {type(content).__name__}; expected str or a list of content blocks."
+            )
+        contents[block.name] = content
+    if profile:
+        contents = {PROFILE_NAME: profile, **contents}
+    return contents
+
+
+def _record_in(
+    memory: MemoryFields, contents: dict[str, Any], turn: Turn, room: int
+) -> RecordInPrompt | None:
+    """Return the record among the contents; None if it is not among them.
+
+    A record that may be truncated to ``room`` tokens loses its recalled messages first,
+    so none of them counts as shown.
+    """
+    block = memory.condensed_block
+    window = block.window(memory.session_id)
+    record = contents.get(block.name)
+    if window is None or record is None:
+        return None
+    active = [row.id for row in turn.snapshot.active]
+    # A longer entry may be clipped, and then shows only a part of its message.
+    longest = window.message_limit // 2
+    whole = [entry.row_id for entry in window.entries if entry.tokens <= longest]
+    row_ids = frozenset([*active, *whole, *window.sticky_heat])
+    recalled_ids = set[int]()
+    limits = block.token_limit + memory.facts_block.token_limit
+    for message, _ in getattr(record, "matches", ()):
+        if message.is_whole and limits <= room:
+            recalled_ids.update(message.row_ids)
+    return RecordInPrompt(
+        memory.session_id,
+        memory.sql_store.readers,
+        window.place,
+        row_ids,
+        frozenset(recalled_ids),
+    )
+
+
+async def _fit(
+    memory: MemoryFields, contents: dict[str, Any], room: int, turn: list[ChatMessage]
+) -> _FittedContents:
+    """Return the contents joined, truncated to ``room`` tokens if possible."""
+    fitted = await _join(memory, contents, room, turn)
+    while fitted.tokens_left < 0:
+        contents = dict(fitted.contents)
+        block = _block_to_truncate(memory, contents)
+        if block is not None:
+            contents[block.name] = await block.atruncate(
+                contents[block.name], -fitted.tokens_left
+            )
+        elif contents.pop(PROFILE_NAME, None) is None:
+            break
+        fitted = await _join(memory, contents, room, turn)
+    return fitted
+
+
+async def _join(
+    memory: MemoryFields, contents: dict[str, Any], room: int, turn: list[ChatMessage]
+) -> _FittedContents:
+    shape = memory.memory_blocks_template
+    split_contents = contents
+    tokens_left = -1
+    if isinstance(shape, template.MemoryBlocksTemplate):
+        split_contents = template.with_record_in_blocks(
+            contents, memory.cache_points, turn
+        )
+        tokens_left = room - template.max_tokens(contents, memory.tokenizer_fn)
+    parts: list[tuple[str, list[ContentBlock]]] = []
+    messages: list[ChatMessage] = []
+    for name in (PROFILE_NAME, *(block.name for block in memory.memory_blocks)):
+        content = split_contents.get(name)
+        if not content:
+            continue
+        if isinstance(content, str):
+            content = [TextBlock(text=content)]
+        if isinstance(content[0], ChatMessage):
+            messages += content
+        else:
+            parts.append((name, content))
+    joined = template.joined(shape, parts)
+    if tokens_left < 0:
+        # The bound of our template may be too high, never too low. The exact count is
+        # slower.
+        tokens = await tokens_of(memory, [*messages, ChatMessage(blocks=joined)])
+        tokens_left = room - tokens
+    return _FittedContents(contents, joined, messages, tokens_left)
+
+
+def _block_to_truncate(
+    memory: MemoryFields, contents: dict[str, Any]
+) -> BaseMemoryBlock[Any] | None:
+    """Return the block to truncate next; None if no block with content may be truncated.
+
+    LlamaIndex never truncates priority 0. The blocks of this package can be truncated
+    with any priority.
+    """
+    blocks = [
+        block
+        for block in memory.memory_blocks
+        if contents.get(block.name)
+        and (isinstance(block, LogBlock) or block.priority > 0)
+    ]
+    return max(blocks, key=lambda block: block.priority, default=None)
+
+
+def assemble(
+    memory: MemoryFields, prompt: Prompt, *, goes_on: bool
+) -> list[ChatMessage]:
+    """Return the messages for the model; ``goes_on``: the model will be asked again in this turn."""
+    turn = prompt.turn
+    fitted = prompt.fitted
+    turn_messages = [template.without_our_tags(message) for message in turn.messages]
+    if turn.question_follows:
+        messages = [*template.before_question(fitted.joined), *fitted.messages]
+    else:
+        template.add_media(prompt.media, turn_messages)
+        messages = memory._insert_memory_content(  # noqa: SLF001 - the host's
+            turn_messages, fitted.joined, fitted.messages
+        )
+    template.mark_for_cache(
+        messages, memory.session_id, memory.cache_points, goes_on=goes_on
+    )
+    for message, row in zip(turn_messages, turn.snapshot.active, strict=False):
+        # A result of a tool that the program has put as the user's.
+        if row.is_code_output:
+            message.role = MessageRole.USER
+    return [template.without_blank_texts(message) for message in messages]
+
+
+def _sources_in(
+    memory: MemoryFields, contents: dict[str, Any], fitted_contents: dict[str, Any]
+) -> MemorySearchResult:
+    """Return the facts and recalled messages of the contents whose texts are still in the fitted contents."""
+    facts = []
+    for name in (PROFILE_NAME, memory.facts_block.name):
+        text = str(fitted_contents.get(name))
+        facts += _sources_within(text, contents.get(name))
+    record = memory.condensed_block.name
+    # Other tags stand around the same words in the messages of the record.
+    text = str(fitted_contents.get(record))
+    return MemorySearchResult(
+        tuple(facts), tuple(_sources_within(text, contents.get(record)))
+    )
+
+
+def _sources_within(text: str, content: Any) -> list[Any]:
+    """Return the facts or messages that a block has selected for its content and that the text holds."""
+    selected = getattr(content, "matches", ())
+    return [source for source, source_text in selected if source_text in text]

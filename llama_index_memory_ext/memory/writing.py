@@ -1,0 +1,172 @@
+"""Writing to a session: messages are stored, and turns that leave short-term memory go to the blocks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import cache, partial
+from typing import TYPE_CHECKING
+
+from llama_index_memory_ext.background.jobs import log_failure
+from llama_index_memory_ext.background.locks import is_running
+from llama_index_memory_ext.blocks import LogBlock
+from llama_index_memory_ext.errors import StoreTimeoutError
+from llama_index_memory_ext.record.window import has_answer_before_question
+from llama_index_memory_ext.store.rows import SessionAccess
+from llama_index_memory_ext.text.entries import (
+    MEDIA_TOKENS,
+    characters_of,
+    tokens_with_pictures,
+)
+from llama_index_memory_ext.text.messages import Plan, checked_messages, redact_message
+from llama_index_memory_ext.text.tokens import LONG_CHARACTERS
+from llama_index_memory_ext.text.turns import FLUSH_EVERY_TURN, count_leaving
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from llama_index.core.base.llms.types import ChatMessage
+
+    from llama_index_memory_ext.memory.fields import MemoryFields
+
+logger = logging.getLogger(__name__)
+
+
+def log_blocks(memory: MemoryFields) -> list[LogBlock]:
+    """Return the blocks that read the log of a store."""
+    return [block for block in memory.memory_blocks if isinstance(block, LogBlock)]
+
+
+def access_of(memory: MemoryFields) -> SessionAccess:
+    """Return how the memory opens its session."""
+    return SessionAccess(memory.user_id, memory.shared)
+
+
+async def stored_form(
+    memory: MemoryFields, messages: list[ChatMessage]
+) -> list[ChatMessage]:
+    """Return the messages as they are to be stored; a MessageError for anything else."""
+    valid_messages = checked_messages(messages)
+    redact = memory.redact
+    if redact is None:
+        return valid_messages
+    return await asyncio.to_thread(
+        lambda: [redact_message(message, redact) for message in valid_messages]
+    )
+
+
+async def open_blocks(memory: MemoryFields, question: str | None) -> bool:
+    """Let the blocks begin with the session, or with a question; return whether they could.
+
+    A failure is logged, because the message must still be stored.
+    """
+    try:
+        for block in log_blocks(memory):
+            await block.aopen(memory.session_id, question)
+    except StoreTimeoutError:
+        # Storing the message would wait as long again.
+        raise
+    except Exception as error:  # noqa: BLE001 - the message must be stored after any failure
+        log_failure(
+            "Unread messages of other sessions were not looked for",
+            memory.session_id,
+            error,
+            "the next message tries again",
+        )
+        return False
+    return True
+
+
+async def write(
+    memory: MemoryFields,
+    messages: Sequence[ChatMessage],
+    plan: Plan | None,
+    *,
+    replace: bool = False,
+    strict: bool = False,
+) -> int:
+    """Write messages, and pass the messages that leave by the plan to the blocks; log a block that fails.
+
+    Return the number of messages that were not stored before.
+    """
+    readers: list[str] = []
+    for block in log_blocks(memory):
+        readers += block.readers_of(memory.session_id)
+    appended = await memory.sql_store.log.append(
+        memory.session_id,
+        messages,
+        plan,
+        replace=replace,
+        access=access_of(memory),
+        readers=readers,
+        strict=strict,
+    )
+    flushed = list(appended.flushed)
+    if not flushed:
+        return appended.written
+    calls = [
+        block.aput(flushed, from_short_term_memory=True, session_id=memory.session_id)
+        for block in memory.memory_blocks
+    ]
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    for memory_block, result in zip(memory.memory_blocks, results, strict=True):
+        if isinstance(result, Exception):
+            # The messages are stored in any case.
+            logger.warning(
+                "Block %r did not take %d messages: %r",
+                memory_block.name,
+                len(flushed),
+                type(result),
+            )
+    return appended.written
+
+
+def plan_question(memory: MemoryFields, messages: Sequence[ChatMessage]) -> int:
+    """Return the plan of ``plan_flush``; warn if the question before the last one has no answer."""
+    roles = [message.role.value for message in messages]
+    is_guarded = memory.shared or is_running(run_name(memory))
+    if not is_guarded and not has_answer_before_question(roles):
+        _warn_of_two_runs()
+    return plan_flush(memory, messages)
+
+
+def plan_flush(memory: MemoryFields, messages: Sequence[ChatMessage]) -> int:
+    """Return how many of the oldest messages leave short-term memory."""
+    ratio = memory.chat_history_token_ratio
+    if ratio <= FLUSH_EVERY_TURN:
+        return count_leaving(messages)
+    limit = int(memory.token_limit * ratio)
+    return count_leaving(messages, limit, partial(tokens_of_message, memory))
+
+
+def run_name(memory: MemoryFields) -> tuple[str, ...]:
+    """Return the name that all runs of a session share in this process."""
+    return (memory.session_id, *memory.sql_store.database.identity)
+
+
+async def tokens_of(memory: MemoryFields, messages: Sequence[ChatMessage]) -> int:
+    """Return the tokens of messages, as the model gets them; long texts are counted in a thread."""
+    await memory.tokenizer_fn.load()
+
+    def count() -> int:
+        return sum(tokens_of_message(memory, message) for message in messages)
+
+    if sum(map(characters_of, messages)) > LONG_CHARACTERS:
+        return await asyncio.to_thread(count)
+    return count()
+
+
+def tokens_of_message(memory: MemoryFields, message: ChatMessage) -> int:
+    """Return the tokens of a message, with the estimates of the memory for media."""
+    estimates = {
+        kind: getattr(memory, f"{kind}_token_size_estimate") for kind in MEDIA_TOKENS
+    }
+    return tokens_with_pictures(message, memory.tokenizer_fn, estimates)
+
+
+@cache
+def _warn_of_two_runs() -> None:
+    logger.warning(
+        "A question was put before the last question of its session was answered. If its run failed, that is right. "
+        "Two runs at once would both answer the later question: put each run into `async with memory.turn():`."
+    )

@@ -1,0 +1,177 @@
+"""Takes the words of deleted messages and users from the facts of all namespaces."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
+
+from llama_index_memory_ext.fact import without_reasons
+from llama_index_memory_ext.store.changes import (
+    is_copy,
+    only_ending,
+    without_deleted_source,
+    without_words,
+)
+from llama_index_memory_ext.store.fact_rows import (
+    delete_with_vectors,
+    parse_facts,
+    put_facts,
+    select_facts,
+)
+from llama_index_memory_ext.store.readers import lines_of_session
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from llama_index_memory_ext.fact import Fact
+    from llama_index_memory_ext.store.transaction import Transaction
+
+
+class Leaving(NamedTuple):
+    """A user who is deleted.
+
+    ``namespaces``: the namespaces that are deleted. ``sessions``: the user's sessions,
+    each with the users who stay there.
+    """
+
+    namespaces: Collection[str]
+    sessions: Mapping[str, Collection[str]]
+
+    def takes(
+        self, namespace: str, session_id: str | None, said_by: str | None
+    ) -> bool:
+        """Return whether a fact of another namespace is deleted, because the user said it or may have said it.
+
+        If its speaker is unknown, it is deleted, unless its namespace is of a user who
+        stays.
+        """
+        users = self.sessions.get(session_id or "")
+        is_unknown = (
+            users is not None and said_by not in users and namespace not in users
+        )
+        return is_unknown or said_by in self.namespaces
+
+    def is_team(self, namespace: str) -> bool:
+        """Return whether a namespace is of no user who stays, so that it may hold the words of any user."""
+        return not any(namespace in users for users in self.sessions.values())
+
+
+_SELECT_FACTS_OF_SESSION = """
+SELECT namespace, id, data FROM {facts} WHERE session_id = :session_id ORDER BY namespace
+"""
+# The facts of the namespaces ``own``, and the facts of any namespace that were learned
+# from their users' words.
+_SELECT_SAID = """
+SELECT id, data FROM {facts} WHERE said_by {in_own} OR namespace {in_own}
+"""
+# The namespaces that may hold the words of these users. For one query with OR, SQLite may
+# read the facts of all users.
+_SELECT_REACHED = """
+SELECT namespace FROM {facts} WHERE said_by {in_own}
+UNION SELECT namespace FROM {facts} WHERE session_id {in_sessions}
+UNION SELECT namespace FROM {facts} WHERE id {in_copies}
+UNION SELECT namespace FROM {facts} WHERE namespace {in_read_by}
+"""
+
+
+def lose_words(
+    tx: Transaction,
+    session_id: str,
+    remaining: set[int],
+    neighbors: set[int],
+) -> int:
+    """Take the words of deleted messages from facts; return the number of changed facts.
+
+    The text around a quote may hold the messages beside it. So a fact of the
+    ``neighbors`` of deleted rows loses that text, too. A fact without a remaining
+    row has no session.
+    """
+    changed: dict[str, list[Fact]] = {}
+    result = tx.execute(_SELECT_FACTS_OF_SESSION, session_id=session_id)
+    for row in result.all():
+        facts = changed.setdefault(row.namespace, [])
+        fact = parse_facts(tx, row.namespace, [row]).get(row.id)
+        if fact is None or not fact.message_ids:
+            continue
+        ids = fact.message_ids
+        lost_message = not remaining.issuperset(ids)
+        between = range(min(ids), max(ids) + 1)
+        if lost_message or not neighbors.isdisjoint(between):
+            facts.append(without_words(fact, session_id, remaining))
+    tx.lock((), changed)
+    for namespace, facts in changed.items():
+        put_facts(tx, namespace, facts)
+    return sum(map(len, changed.values()))
+
+
+def forget_words(
+    tx: Transaction,
+    own: Collection[str],
+    sessions: Mapping[str, Collection[str]],
+    read_by: Collection[str],
+) -> Counter[str]:
+    """Delete the facts that other namespaces have learned from the words of a user; return their numbers by kind.
+
+    ``own``: the namespaces that are deleted. ``sessions``: the user's sessions,
+    each with the users who stay there. ``read_by``: the namespaces that have read
+    these sessions; the user's words may have ended their facts.
+    """
+    leaving = Leaving(own, sessions)
+    # A copy, as by an import, has the same id, but may not name its session or
+    # speaker.
+    contents: dict[str, str | None] = {}
+    for row in tx.execute(_SELECT_SAID, own=list(own)):
+        data = tx.read(row.data, f"Fact {row.id!r}")
+        contents[row.id] = data.get("content") if data else None
+    reached = tx.scalars(
+        _SELECT_REACHED,
+        own=list(own),
+        sessions=list(sessions),
+        copies=list(contents),
+        read_by=list(read_by),
+    )
+    namespaces = set(reached).difference(own)
+    tx.lock((), {*own, *namespaces})
+    lines = {}
+    if namespaces:
+        for key in sessions:
+            lines[key] = lines_of_session(tx, key)
+    counts: Counter[str] = Counter()
+    for namespace in namespaces:
+        counts.update(_forget_words_in(tx, namespace, leaving, contents, lines))
+    return counts
+
+
+def _forget_words_in(
+    tx: Transaction,
+    namespace: str,
+    leaving: Leaving,
+    contents: Mapping[str, str | None],
+    lines: Mapping[str, Collection[str]],
+) -> Counter[str]:
+    """Delete the facts of a user's words from one namespace; return their numbers by kind.
+
+    ``contents``: the facts of these words, by their ids; None for a fact that
+    cannot be decrypted. ``lines``: the lines that remain in each session of the
+    user.
+    """
+    rows = select_facts(tx, namespace)
+    stored = parse_facts(tx, namespace, rows)
+    deleted = set()
+    for row in rows:
+        has_copy = is_copy(row.id, stored, contents)
+        if has_copy or leaving.takes(namespace, row.session_id, row.said_by):
+            deleted.add(row.id)
+    deleted |= only_ending(stored, deleted)
+    changed = []
+    is_team = leaving.is_team(namespace)
+    for row in rows:
+        if row.id in stored and row.id not in deleted:
+            fact = without_reasons(stored[row.id], deleted, is_team=is_team)
+            fact = without_deleted_source(fact, lines.get(row.session_id))
+            if fact != stored[row.id]:
+                changed.append(fact)
+    put_facts(tx, namespace, changed)
+    if deleted:
+        return delete_with_vectors(tx, namespace, deleted)
+    return Counter()

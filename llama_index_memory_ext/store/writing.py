@@ -1,0 +1,292 @@
+"""Writes messages into sessions, and makes the users who write them owners."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from llama_index_memory_ext.errors import MessageError
+from llama_index_memory_ext.store.facts import move_facts
+from llama_index_memory_ext.store.log import (
+    add_messages,
+    archive_oldest,
+    delete_all,
+    delete_oldest,
+    delete_row,
+    delete_rows,
+    insert_messages,
+    new_messages,
+    set_statuses,
+    speaker_of_row,
+)
+from llama_index_memory_ext.store.owners import (
+    branch_session,
+    check_owner,
+    kinds_of_owners,
+    readers_of_facts,
+    users_in,
+    users_of_session,
+)
+from llama_index_memory_ext.store.readers import (
+    find_rows,
+    is_current,
+    register_readers,
+    renew_session,
+)
+from llama_index_memory_ext.store.tables import (
+    ACTIVE,
+    OF_NOBODY,
+    SHARED,
+    namespace_of_session,
+)
+from llama_index_memory_ext.store.transaction import Transaction, reads, writes_session
+from llama_index_memory_ext.text.messages import SPEAKER_KEY, Plan, is_same, storable
+from llama_index_memory_ext.text.turns import with_code_results
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from llama_index.core.base.llms.types import ChatMessage
+
+    from llama_index_memory_ext.store.database import Database
+    from llama_index_memory_ext.store.rows import LogRow, SessionAccess
+
+_PUT_OWNER = """
+INSERT INTO {owners} (key, user_id, kind) VALUES (:key, :user_id, :kind)
+ON CONFLICT (key, user_id) DO UPDATE SET kind = excluded.kind
+"""
+_DELETE_OWNER = "DELETE FROM {owners} WHERE key = :key AND user_id = :user_id"
+# The user of the messages that name no speaker.
+_NAME_SPEAKER = """
+UPDATE {rows} SET user_id = :user_id WHERE key = :key AND role = 'user' AND user_id IS NULL
+"""
+# Unless another reader has the new name.
+_RENAME_READER = """
+UPDATE {cursors} SET reader = :new_name
+WHERE key = :key AND reader = :reader
+  AND NOT EXISTS (SELECT 1 FROM {cursors} WHERE key = :key AND reader = :new_name)
+"""
+
+
+class Appended(NamedTuple):
+    """The result of writing messages.
+
+    ``written``: the number of messages that were not stored before.
+    ``flushed``: copies of the messages that newly went into the log, oldest first.
+    """
+
+    written: int = 0
+    flushed: Sequence[ChatMessage] = ()
+
+
+def append_messages(
+    tx: Transaction,
+    key: str,
+    messages: Sequence[ChatMessage],
+    plan_flush: Plan | None,
+    *,
+    replace: bool = False,
+    access: SessionAccess | None = None,
+    readers: Sequence[str] = (),
+    strict: bool = False,
+) -> Appended:
+    """Write messages after the active messages, and move messages from short-term memory into the log.
+
+    Args:
+        tx: A connection in a transaction that has locked the session.
+        key: The session.
+        messages: The new messages. Of messages with the same ``message_id``, only
+            the first is written.
+        plan_flush: Takes the active messages and then the new ones, oldest first,
+            and returns how many of the oldest go into the log; None: none.
+        replace: Whether the session then has no other messages. Its first messages
+            that are the same keep their rows, with ids and times. All later rows
+            are deleted.
+        access: The user who becomes an owner of the session.
+            ``claim_session`` may refuse it.
+        readers: The readers that are registered for the session.
+        strict: Whether a message with other words than the first one with its
+            ``message_id`` is a MessageError.
+    """
+    speakers = _speakers_in(messages, access)
+    stored = []
+    replaced = []
+    if not replace:
+        if plan_flush:
+            stored = find_rows(tx, key, [ACTIVE])
+        messages = new_messages(tx, key, messages, strict=strict)
+        if not (messages or stored):
+            tx.rollback()
+            return Appended()
+    user_id = _claim_once(tx, key, access, speakers, readers)
+    if replace:
+        rows = find_rows(tx, key)
+        same = _count_same(rows, messages)
+        stored = rows[:same]
+        replaced = rows[same:]
+        delete_rows(tx, key, [row.id for row in replaced])
+        messages = new_messages(tx, key, messages[same:])
+    count = 0
+    if plan_flush:
+        before = [row.message for row in stored]
+        count = plan_flush(with_code_results([*before, *messages]))
+    flushed = set_statuses(tx, key, stored, archived=count)
+    new = insert_messages(
+        tx, key, messages, user_id, archived=count - len(stored), replaced=replaced
+    )
+    return Appended(len(messages), [*flushed, *new])
+
+
+def _claim_once(
+    tx: Transaction,
+    key: str,
+    access: SessionAccess | None,
+    speakers: Collection[str],
+    readers: Sequence[str],
+) -> str | None:
+    """Make the user an owner of the session, and return the user if the session has several; otherwise None.
+
+    A claim that this process has stored in this epoch of the session is still true,
+    and is not stored again.
+    """
+    if access is None:
+        return None
+    epoch = tx.epochs.get(key)
+    if not (access.shared or epoch is None):
+        claim = (key, epoch, access, *readers)
+        tx.claims.append(claim)
+        if claim in tx.stored_claims:
+            return None
+    if claim_session(tx, key, access, speakers, readers):
+        return access.user_id
+    return None
+
+
+def claim_session(
+    tx: Transaction,
+    key: str,
+    access: SessionAccess,
+    speakers: Collection[str],
+    readers: Sequence[str],
+) -> bool:
+    """Make the user who opens a session, and its ``speakers``, its owners, and register their readers.
+
+    Return whether the session has several users. A session without a user becomes
+    the session of its first user, with its facts.
+
+    Raises:
+        SessionOwnerError: Another user owns it, and not both have opened it as
+            shared.
+    """
+    kinds = check_owner(tx, key, access)
+    user_id = access.user_in(key)
+    users = {user_id, *speakers}
+    new_owners = [
+        {"key": key, "user_id": user, "kind": access.kind}
+        for user in users
+        if kinds.get(user) != access.kind
+    ]
+    if new_owners:
+        tx.execute(_PUT_OWNER, new_owners)
+    if kinds.get(namespace_of_session(key)) == OF_NOBODY:
+        _take_over(tx, key, user_id)
+    earlier = users_in(kinds)
+    users.update(earlier)
+    has_several = len(users) > 1
+    if has_several and len(earlier) <= 1:
+        speaker = earlier[0] if earlier else user_id
+        tx.execute(_NAME_SPEAKER, key=key, user_id=speaker)
+        # Readers begin again to show the name.
+        renew_session(tx, key)
+    register_readers(tx, key, readers)
+    return has_several
+
+
+def _take_over(tx: Transaction, key: str, user_id: str) -> None:
+    """Give the facts and cursors of a session without a user to its first user."""
+    namespace = namespace_of_session(key)
+    if user_id == namespace:
+        return
+    tx.execute(_DELETE_OWNER, key=key, user_id=namespace)
+    for reader in readers_of_facts(tx, key, namespace):
+        tx.execute(
+            _RENAME_READER,
+            key=key,
+            reader=reader,
+            new_name=reader.removesuffix(namespace) + user_id,
+        )
+    move_facts(tx, namespace, user_id)
+    renew_session(tx, key)
+
+
+def claim_again(
+    tx: Transaction,
+    key: str,
+    access: SessionAccess,
+    *,
+    readers: Sequence[str],
+    epoch: int,
+) -> None:
+    """As ``claim_session``, unless rows were deleted since ``epoch``; an owner stays as shared as before."""
+    if not is_current(tx, key, epoch):
+        tx.rollback()
+        return
+    kinds = kinds_of_owners(tx, key)
+    is_shared = kinds.get(access.user_id or "") == SHARED
+    claim_session(tx, key, access._replace(shared=is_shared), (), readers)
+
+
+def _count_same(rows: Sequence[LogRow], messages: Sequence[ChatMessage]) -> int:
+    """Return how many messages, from the first on, equal the stored messages."""
+    count = 0
+    for row, message in zip(rows, messages, strict=False):
+        if not is_same(row.data, storable(message)):
+            break
+        count += 1
+    return count
+
+
+def _speakers_in(
+    messages: Sequence[ChatMessage], access: SessionAccess | None
+) -> set[str]:
+    """Return the users whom messages name, except the user who opens the session.
+
+    Without a user, no message names one. A MessageError if a message names another user
+    in a session that is not shared.
+    """
+    if access is None or access.user_id is None:
+        return set()
+    user_id = access.user_id
+    speakers = {speaker_of_row(message, user_id) for message in messages}
+    speakers -= {user_id, None}
+    if speakers and not access.shared:
+        raise MessageError(
+            f"Expected additional_kwargs[{SPEAKER_KEY!r}] of a message to be the user_id of the memory; saw another "
+            "one, whose words would become facts of that user. Open the session with shared=True."
+        )
+    return {speaker for speaker in speakers if speaker}
+
+
+class Log:
+    """The log of a store. The rows of a session are written and archived in the order of their ids."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+
+    append = writes_session(append_messages)
+    add = writes_session(add_messages)
+    delete_row = writes_session(delete_row)
+    delete_all = writes_session(delete_all)
+    delete_oldest = writes_session(delete_oldest)
+    archive_oldest = writes_session(archive_oldest)
+
+
+class Owners:
+    """The owners of the sessions of a store."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+
+    check = reads(check_owner)
+    claim = writes_session(claim_again)
+    users_of_session = reads(users_of_session)
+    branch = writes_session(branch_session)
