@@ -169,7 +169,8 @@ class UserFacts:
         choice = self._choices.get(key)
         if choice is None or not choice.is_for(record):
             heat = Counter[str]()
-            if choice is not None:
+            # A preview has its own cursors, and begins without heat as a new memory does.
+            if choice is not None and choice.readers is record.readers:
                 heat = choice.heat
             fact_ids = self.present.profile(record, limit, weights, heat)
             # An empty choice is not kept: the first facts enter the profile at once.
