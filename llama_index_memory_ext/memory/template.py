@@ -103,12 +103,10 @@ def content_of(
     have some already. A cache point follows the profile, if the points of the
     record leave two: a request may mark its end, too.
     """
-    used_points = cache_points_in(messages)
+    used_points = cache_points_in(messages) + _points_in_lists(contents)
     record_points = 0
     for content in contents.values():
-        if isinstance(content, list):
-            used_points += sum(isinstance(block, CachePoint) for block in content)
-        elif isinstance(content, Section):
+        if isinstance(content, Section):
             record_points += list(content.cache_marks.values()).count("point")
     split_contents = dict(contents)
     for name, content in contents.items():
@@ -120,6 +118,15 @@ def content_of(
             split_contents[name].append(cache_point(cache_points))
             used_points += 1
     return split_contents
+
+
+def _points_in_lists(contents: Mapping[str, Any]) -> int:
+    """Return the number of cache points that the program's own blocks bring."""
+    points = 0
+    for content in contents.values():
+        if isinstance(content, list):
+            points += sum(isinstance(block, CachePoint) for block in content)
+    return points
 
 
 def joined(
