@@ -35,7 +35,7 @@ _WORDS = (
     "words/tokens.py",
     "words/__init__.py",
 )
-_RECALL = ("record/recall.py", *_RECORD, *_WORDS)
+_RECALL = ("record/index.py", "record/recall.py", *_RECORD, *_WORDS)
 _CHECKS = (
     "checks/clauses.py",
     "checks/comparison.py",
@@ -82,12 +82,14 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "bulk_put": _STORE,
     "cached_prefix": (
         *_PROMPT,
+        "record/index.py",
         "record/recall.py",
         "models/ask.py",
         "facts/ranking.py",
     ),
     "cached_prefix_by_default": (
         *_PROMPT,
+        "record/index.py",
         "record/recall.py",
         "models/ask.py",
         "facts/ranking.py",
@@ -120,9 +122,9 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "other_words": ("facts/ranking.py", *_WORDS),
     "other_words_e5": ("facts/ranking.py", *_WORDS, "search/embeddings.py"),
     "pauses": (*_TURN, "facts/ranking.py", "learning/extractor.py"),
-    "per_turn": (*_PROMPT, "record/recall.py"),
+    "per_turn": (*_PROMPT, "record/index.py", "record/recall.py"),
     "ranking_speed": ("facts/ranking.py", "search/tfidf.py"),
-    "process_size": ("store/cache.py", *_RECORD, "record/recall.py"),
+    "process_size": ("store/cache.py", *_RECORD, "record/index.py", "record/recall.py"),
     "real_engine": _PROMPT,
     "recall": ("facts/ranking.py", *_WORDS),
     "recall_e5": ("facts/ranking.py", *_WORDS, "search/embeddings.py"),

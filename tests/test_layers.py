@@ -37,7 +37,7 @@ memory      preview > condensed_memory > backfill prompt > writing >
 ---
 blocks      record facts > learning log_end                               # the doors for LlamaIndex
 ---
-record      summary unread > recall media > reader > window cache_points >
+record      summary unread > recall media > reader > index > window cache_points >
             sticky text                                                   # within the limit
 learning    extractor > changes endings request > batch validation >
             progress wording > rejections                                 # how facts are learned
@@ -311,7 +311,7 @@ LOADED_WITH_THE_PRESET = {
     "learning": "categories",
     "memory": "condensed_memory fields prompt search settings template writing",
     "models": "ask local_embeddings",
-    "record": "cache_points media reader recall sticky text window",
+    "record": "cache_points index media reader recall sticky text window",
     "search": "embeddings tfidf",
     "store": "address cache changes database deletion encryption fact_rows facts log marks owners readers rows schema "
     "sessions tables transaction vectors versions words writing",

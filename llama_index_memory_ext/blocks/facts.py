@@ -358,13 +358,10 @@ class RelevantFactsBlock(LogBlock):
             facts = await self._choose(showable, question, context, surroundings)
             if is_prepared:
                 self._texts.put(key, facts)
-        if record is not None:
-            entries = [*facts.profile.sources, *facts.question.sources]
-            user_facts.heat_up(
-                self.profile_reader_of(session_id),
-                session_id,
-                {entry.fact.id: entry.similarity for entry in entries},
-            )
+        entries = [*facts.profile.sources, *facts.question.sources]
+        similarities = {entry.fact.id: entry.similarity for entry in entries}
+        reader = self.profile_reader_of(session_id)
+        user_facts.heat_up(reader, session_id, similarities)
         profile_ids = _fact_ids(facts.profile)
         fact_ids = profile_ids + _fact_ids(facts.question)
         if fact_ids and has_listeners():

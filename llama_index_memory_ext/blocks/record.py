@@ -42,7 +42,6 @@ from llama_index_memory_ext.record.reader import RecallWhen, RecordReader
 from llama_index_memory_ext.record.recall import (
     LONGEST_MESSAGE_TOKENS,
     FoundMessage,
-    MessageIndex,
     MessageSearch,
     RecalledMessages,
 )
@@ -57,6 +56,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from llama_index_memory_ext.background.jobs import Jobs
+    from llama_index_memory_ext.record.index import MessageIndex
     from llama_index_memory_ext.record.window import Window
     from llama_index_memory_ext.store.rows import Snapshot
 

@@ -145,11 +145,6 @@ def comes_first(fact: Fact) -> str:
     return ""
 
 
-def is_stated(fact: Fact) -> bool:
-    """Return whether messages state a fact as it is: it was not edited, and needs no place before other facts."""
-    return bool(fact.message_ids) and not fact.edited and not comes_first(fact)
-
-
 def days_of(fact: Fact) -> dict[str, str]:
     """Return the first day of a fact as ``date`` and its last day as ``until``, in UTC, without unknown days.
 
@@ -331,10 +326,7 @@ class ShowableFacts:
         self._suppress_failures = suppress_failures
         self.ids = tuple(fact.id for fact in self.facts)
         self.places = dict(zip(self.ids, range(len(self.ids)), strict=True))
-        self._stated = defaultdict[str | None, list[Fact]](list)
-        for fact in self.facts:
-            if is_stated(fact):
-                self._stated[fact.session_id].append(fact)
+        self._stated = _stated_facts(self.facts)
         self.first = [i for i, fact in enumerate(self.facts) if comes_first(fact)]
         self.confidences = _numbers(fact.confidence for fact in self.facts)
         self.lengths = _numbers(
@@ -351,7 +343,7 @@ class ShowableFacts:
         """Return the ids of facts that only these messages state, without pinned facts and corrections."""
         return frozenset(
             fact.id
-            for fact in self._stated[session_id]
+            for fact in self._stated.get(session_id, ())
             if row_ids.issuperset(fact.message_ids)
         )
 
@@ -502,6 +494,15 @@ def _days(facts: Sequence[Fact]) -> NDArray[np.intp]:
     """Return the number of each fact's day, counted from 0 over the days with facts."""
     ordinals = [fact.created_at.toordinal() for fact in facts]
     return np.unique(np.array(ordinals, dtype=np.intp), return_inverse=True)[1]
+
+
+def _stated_facts(facts: Iterable[Fact]) -> dict[str | None, list[Fact]]:
+    """Return the facts that messages state by session, without edited facts, pinned facts and corrections."""
+    stated = defaultdict(list)
+    for fact in facts:
+        if fact.message_ids and not fact.edited and not comes_first(fact):
+            stated[fact.session_id].append(fact)
+    return stated
 
 
 def _facts_before(days: NDArray[np.intp], newer: Numbers) -> NDArray[np.intp]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llama_index_memory_ext.record.recall import MessageIndex
+from llama_index_memory_ext.record.index import MessageIndex
 from llama_index_memory_ext.store.rows import day_of, times_of
 from llama_index_memory_ext.text.entries import escape_tags
 from llama_index_memory_ext.text.parts import Part, Section, counted_section

@@ -23,8 +23,8 @@ from llama_index_memory_ext import (
     TokenCounter,
 )
 from llama_index_memory_ext.learning.prompt import extraction_prompt
+from llama_index_memory_ext.record.index import MessageIndex
 from llama_index_memory_ext.record.reader import RecordReader
-from llama_index_memory_ext.record.recall import MessageIndex
 from llama_index_memory_ext.record.text import entries_of
 from llama_index_memory_ext.record.window import Window
 from llama_index_memory_ext.store.rows import LogRow, ReadPosition, times_of
@@ -69,7 +69,7 @@ def row_at(moment: datetime, **kwargs: object) -> LogRow:
 
 
 def set_clock(monkeypatch: pytest.MonkeyPatch, moment: datetime) -> None:
-    for name in ("blocks", "facts.known", "facts.book", "record.recall", "record.reader"):  # fmt: skip
+    for name in ("blocks", "facts.known", "facts.book", "record.index", "record.reader"):  # fmt: skip
         module = f"llama_index_memory_ext.{name}"
         monkeypatch.setattr(f"{module}.now_in", lambda zone=None: in_zone(moment, zone))
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from llama_index.core.llms import ChatMessage
 
 from llama_index_memory_ext import TokenCounter
-from llama_index_memory_ext.record.recall import MessageIndex, RecallBudget
+from llama_index_memory_ext.record.index import MessageIndex, RecallBudget
 from llama_index_memory_ext.record.text import earlier_section
 from llama_index_memory_ext.store.rows import LogRow
 from llama_index_memory_ext.text.messages import storable
