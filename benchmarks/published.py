@@ -23,6 +23,11 @@ WHOLE_PRICE = f"{whole_price():.1f}"
 
 # Results of which no number stands in a page, and where they are shown.
 NOT_IN_A_PAGE: dict[str, str] = {
+    "bulk_put": "its file of results alone",
+    "exact_facts": "its file of results alone",
+    "import_time": "its file of results alone",
+    "process_size": "its file of results alone",
+    "real_engine": "its file of results alone",
     "first_question": "its file of results alone",
     "index_operations": "its file of results alone",
     "ranking_speed": "its file of results alone",
@@ -59,22 +64,10 @@ Questions written by hand; the rules were chosen on other questions:
 |---|---|---|
 | the fact is among the first 5 of 134, though the question uses other words | {other_words|fact among the first 5, words alone, elsewhere|of} | {by} |
 | the same with `embed_model="local"` | {other_words_e5|fact among the first 5, words and E5, elsewhere|of} | {by} |
-| `min_similarity=0.5` shows exactly the right facts | {exact_facts|questions with exactly the right facts, elsewhere|.0f} of 46 | {by} |
-| `min_similarity=0.5` shows no fact to a question that none answers | {exact_facts|questions without an answer that get no fact, elsewhere|.0f} of 9 | {by} |
 
 ## What does it cost?
 
-[Cost](cost.md) has dollars, [prompt caches](prompt-caches.md#figures) each provider's cache.
-
-| setting | this package | LlamaIndex's `Memory` | benchmark |
-|---|---|---|---|
-| tokens of a prompt in a conversation of 400 turns, all defaults | {per_turn|tokens of a prompt, CondensedMemory, as they come|,.0f} | {per_turn|tokens of a prompt, LlamaIndex's Memory, as they come|,.0f} | {by} |
-| share of these in a cache | {per_turn|share from the cache, CondensedMemory, as they come|.0%} | {per_turn|share from the cache, LlamaIndex's Memory, as they come|.0%} | {by} |
-| price of a turn with the calls that learn facts, OpenAI up to GPT-5.5 | WHOLE_PRICE | 1 with prompts as long | `cached_prefix`, `background_calls` |
-| of this, the prompts | {cached_prefix_by_default|price of a turn, R1, CondensedMemory, all defaults, facts known, to LlamaIndex's Memory, as long as all defaults|.1f} | 1 | {by} |
-| prompts without facts and recall | {cached_prefix|price relative to the plain list, R1, CondensedMemory, 8,000|.2f} | 1 | {by} |
-| tokens that llama.cpp processes in a turn, of a limit of 4,000 | {real_engine|tokens processed in a turn, CondensedMemory|.0f} | {real_engine|tokens processed in a turn, LlamaIndex's Memory|.0f} | {by} |
-| the same without recall | {real_engine|tokens processed in a turn, CondensedMemory, recall off|.0f} | | {by} |
+[Cost](cost.md) has the price of a turn, [prompt caches](prompt-caches.md#figures) each provider's cache.
 
 ## How fast is it?
 
@@ -85,10 +78,7 @@ Questions written by hand; the rules were chosen on other questions:
 | longest pause of the event loop in 99 of 100 turns, 10,000 messages and 1,000 facts | {turn_cost|longest pause in 99 of 100 turns, 10,000 messages and 1,000 facts|.0f} ms | | {by} |
 | delay of the agent's first call by an extraction model of 1 s | {facts_cost|the first call of the model comes later by|.1f} ms | | {by} |
 | processor time of `embed_model="local"` for a fact or a short question | {other_words_e5|time of the processor for a fact or a question|.0f} ms | | {by} |
-| `aput_messages` of 6,000 messages | {bulk_put|one put of 6,000 messages|.1f} s | | {by} |
 | first `aget` of a new process, 100,000 messages | {restore|more than a fresh session, 100,000 messages|.0f} ms | | {by} |
-| a process that has served 200 users with 2,000 messages each | {process_size|resident size, a process with 200 users of 2,000 messages|.0f} MiB | | {by} |
-| `from llama_index_memory_ext import CondensedMemory` after `import llama_index.core` | {import_time|seconds more than LlamaIndex alone|*1000 .0f} ms | | {by} |
 
 ## Are facts true?
 
