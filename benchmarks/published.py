@@ -106,6 +106,7 @@ ANSWERING = {
     "LlamaIndex's Memory, 600 tokens": "LlamaIndex's `Memory`",
     "CondensedMemory without facts, 600 tokens": "`CondensedMemory` without facts",
     "CondensedMemory with added facts, 600 tokens": "`CondensedMemory`, facts added by a program",
+    "CondensedMemory that learns, 600 tokens": "`CondensedMemory` by default, which learns facts from this model (two conversations)",
 }
 ANSWER_COLUMNS = (
     ("right answers", "right answers", "of"),
@@ -117,6 +118,8 @@ ANSWER_COLUMNS = (
     ("a prompt", "tokens of a prompt", ",.0f"),
 )
 LOCOMO_ANSWERS = """\
+Learning took {answers|CondensedMemory that learns, 600 tokens: learning, sent|,.0f} tokens sent and {answers|CondensedMemory that learns, 600 tokens: learning, received|,.0f} received a conversation.
+
 The same model, asked 30 questions about the beginnings of five conversations of LoCoMo, whose evidence has left the list of
 messages (`answers_locomo`; judged by words of the evidence): {answers_locomo|CondensedMemory without facts: right answers|of} right with \
 `CondensedMemory` without facts, in {answers_locomo|CondensedMemory without facts: a prompt|.0f} tokens, and

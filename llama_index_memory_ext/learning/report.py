@@ -255,10 +255,17 @@ def _texts_of(message: ChatMessage, *, may_be_blank: bool) -> list[str]:
     blocks = [block for block in message.blocks if isinstance(block, ToolCallBlock)]
     if is_longer([block.tool_kwargs for block in blocks], MOST_CHARACTERS):
         raise FactReplyError(words, TOO_LONG)
-    try:
-        calls = [call.arguments for call in calls_of(message)]
-    except (RecursionError, ValueError):
-        raise FactReplyError(words, "its arguments are no JSON") from None
+    calls = _arguments_of(message)
     if not (calls or may_be_blank or without_thoughts(words)):
         raise FactReplyError(words, "it is empty")
     return calls or [words]
+
+
+def _arguments_of(message: ChatMessage) -> list[str]:
+    """Return the arguments of the calls of a message; a FactReplyError for arguments that are no JSON."""
+    try:
+        return [call.arguments for call in calls_of(message)]
+    except (RecursionError, ValueError):
+        raise FactReplyError(
+            message.content or "", "its arguments are no JSON"
+        ) from None
