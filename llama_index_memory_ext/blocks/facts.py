@@ -354,12 +354,7 @@ class RelevantFactsBlock(LogBlock):
             if is_prepared:
                 self._texts.put(key, facts)
         if record is not None:
-            entries = [*facts.profile.matches, *facts.question.matches]
-            user_facts.heat_up(
-                self.profile_reader_of(session_id),
-                session_id,
-                {entry.fact.id: entry.similarity for entry, _ in entries},
-            )
+            self._heat_up(user_facts, session_id, facts)
         profile_ids = _fact_ids(facts.profile)
         fact_ids = profile_ids + _fact_ids(facts.question)
         if fact_ids and has_listeners():
@@ -379,6 +374,17 @@ class RelevantFactsBlock(LogBlock):
                 )
             )
         return facts._replace(question=self._joined(facts.question, unread_text))
+
+    def _heat_up(
+        self, user_facts: UserFacts, session_id: str, facts: FactsForPrompt
+    ) -> None:
+        """Raise the heat of the facts of a prompt by their similarity."""
+        entries = [*facts.profile.matches, *facts.question.matches]
+        user_facts.heat_up(
+            self.profile_reader_of(session_id),
+            session_id,
+            {entry.fact.id: entry.similarity for entry, _ in entries},
+        )
 
     async def _show_unread(
         self, rows: Sequence[LogRow], question: str, limit: int
