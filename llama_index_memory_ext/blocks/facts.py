@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -62,7 +63,12 @@ from llama_index_memory_ext.store.tables import (
     namespace_of_session,
 )
 from llama_index_memory_ext.store.vectors import KeptVectors
-from llama_index_memory_ext.text.tokens import CountedText
+from llama_index_memory_ext.text.parts import (
+    NO_PARTS,
+    Part,
+    Section,
+    counted_section,
+)
 from llama_index_memory_ext.text.turns import (
     Question,
     question_in,
@@ -84,7 +90,6 @@ if TYPE_CHECKING:
 _MOST_IN_EVENT_LOOP = 300
 # Each prompt asks for the same view several times.
 _view_of = cache(view_of)
-NO_FACTS = CountedText("", 0)
 _PROFILE_LIMIT = 1_000
 _WEIGHTS = Weights(recency=RECENCY_WEIGHT)
 # Tokens of unread messages in a prompt.
@@ -114,10 +119,10 @@ logger = logging.getLogger(__name__)
 
 
 class FactsForPrompt(NamedTuple):
-    """The facts of a prompt as text: ``profile`` stands in front of the record, ``question`` behind it."""
+    """The facts of a prompt: ``profile`` stands in front of the record, ``question`` behind it."""
 
-    profile: CountedText = NO_FACTS
-    question: CountedText = NO_FACTS
+    profile: Section = NO_PARTS
+    question: Section = NO_PARTS
 
 
 class _LastPrompt(NamedTuple):
@@ -285,7 +290,7 @@ class RelevantFactsBlock(LogBlock):
         A memory on the same store gives its ``snapshot`` of the session.
         """
         facts = await self.aselect(messages or [], session_id, snapshot)
-        return facts.question
+        return facts.question.text
 
     async def aselect(
         self,
@@ -353,8 +358,10 @@ class RelevantFactsBlock(LogBlock):
             facts = await self._choose(showable, question, context, surroundings)
             if is_prepared:
                 self._texts.put(key, facts)
-        if record is not None:
-            self._heat_up(user_facts, session_id, facts)
+        entries = [*facts.profile.sources, *facts.question.sources]
+        similarities = {entry.fact.id: entry.similarity for entry in entries}
+        reader = self.profile_reader_of(session_id)
+        user_facts.heat_up(reader, session_id, similarities)
         profile_ids = _fact_ids(facts.profile)
         fact_ids = profile_ids + _fact_ids(facts.question)
         if fact_ids and has_listeners():
@@ -375,23 +382,12 @@ class RelevantFactsBlock(LogBlock):
             )
         return facts._replace(question=self._joined(facts.question, unread_text))
 
-    def _heat_up(
-        self, user_facts: UserFacts, session_id: str, facts: FactsForPrompt
-    ) -> None:
-        """Raise the heat of the facts of a prompt by their similarity."""
-        entries = [*facts.profile.matches, *facts.question.matches]
-        user_facts.heat_up(
-            self.profile_reader_of(session_id),
-            session_id,
-            {entry.fact.id: entry.similarity for entry, _ in entries},
-        )
-
     async def _show_unread(
         self, rows: Sequence[LogRow], question: str, limit: int
-    ) -> CountedText:
-        """Return unread messages of other sessions, at most half of the limit and 500 tokens; "" for none."""
+    ) -> Section:
+        """Return unread messages of other sessions, at most half of the limit and 500 tokens; empty for none."""
         if not rows:
-            return NO_FACTS
+            return NO_PARTS
         from llama_index_memory_ext.record.unread import (
             show_unread,  # while another session is unread
         )
@@ -406,12 +402,11 @@ class RelevantFactsBlock(LogBlock):
             zone=self.zone,
         )
 
-    def _joined(self, facts: CountedText, unread: CountedText) -> CountedText:
+    def _joined(self, facts: Section, unread: Section) -> Section:
         """Return the lines of facts, and below them the lines of unread messages."""
         if not unread:
             return facts
-        text = facts + unread
-        return CountedText(text, self.tokenizer_fn.count(text), facts.matches)
+        return counted_section([*facts.parts, *unread.parts], self.tokenizer_fn)
 
     async def _surroundings(
         self,
@@ -494,18 +489,16 @@ class RelevantFactsBlock(LogBlock):
     def _text_of(
         self,
         entries: Sequence[RankedFact],
-        line_of: Mapping[str, CountedText],
+        line_of: Mapping[str, Part],
         limit: int,
-    ) -> CountedText:
+    ) -> Section:
         """Return the lines of facts within the limit, with the facts that they show."""
-        lines = [(entry, line_of[entry.fact.id]) for entry in entries]
-        while True:
-            text = "".join([line for _, line in lines])
-            tokens = self.tokenizer_fn.count(text)
-            # By some tokenizers a text has more tokens than its lines.
-            if tokens <= limit or not lines:
-                return CountedText(text, tokens, lines)
-            lines.pop()
+        lines = [replace(line_of[entry.fact.id], sources=(entry,)) for entry in entries]
+        section = counted_section(lines, self.tokenizer_fn)
+        # By some tokenizers a text has more tokens than its lines.
+        if section.tokens > limit:
+            return section.without(section.tokens - limit, self.tokenizer_fn)
+        return section
 
     async def atruncate(self, content: Any, tokens_to_truncate: int) -> str | None:
         """Return the facts without the lowest-ranked ones, shorter by at least these tokens; None for no facts."""
@@ -813,8 +806,8 @@ def _make_ranker(
     return embedding_ranker
 
 
-def _fact_ids(text: CountedText) -> list[str]:
-    return [entry.fact.id for entry, _ in text.matches]
+def _fact_ids(facts: Section) -> list[str]:
+    return [entry.fact.id for entry in facts.sources]
 
 
 @cache
