@@ -56,7 +56,7 @@ from llama_index_memory_ext.facts.ranking import (
     document_of,
     rank,
 )
-from llama_index_memory_ext.record.recall import (
+from llama_index_memory_ext.record.index import (
     NEIGHBOUR_SHARES,
     favour_answers,
     favour_speaker,

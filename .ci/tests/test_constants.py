@@ -18,6 +18,7 @@ PAGE = Path(__file__).parents[2] / "CONTRIBUTING.md"
 TUNED_FILES = (
     "fact.py",
     "facts/ranking.py",
+    "record/index.py",
     "record/recall.py",
     "search/embeddings.py",
     "search/tfidf.py",

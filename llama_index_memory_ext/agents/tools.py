@@ -18,7 +18,7 @@ from llama_index_memory_ext.errors import FactError
 from llama_index_memory_ext.fact import DEFAULT_CATEGORY, Fact, duplicate_key, utc_now
 from llama_index_memory_ext.learning.reply import ExtractionReply
 from llama_index_memory_ext.memory.search import check_memory
-from llama_index_memory_ext.record.recall import SEARCH_TOOL
+from llama_index_memory_ext.record.index import SEARCH_TOOL
 from llama_index_memory_ext.store.tables import display_name
 from llama_index_memory_ext.text.entries import escape_tags
 from llama_index_memory_ext.text.tokens import take_fitting

@@ -32,7 +32,8 @@ from llama_index_memory_ext.search.tfidf import (
     similarities_with_context,
 )
 from llama_index_memory_ext.text.entries import escape_tags
-from llama_index_memory_ext.text.tokens import CountedText, TokenCounter, take_fitting
+from llama_index_memory_ext.text.parts import Part
+from llama_index_memory_ext.text.tokens import TokenCounter, take_fitting
 from llama_index_memory_ext.words import phrases
 from llama_index_memory_ext.words.dates import Period, date_words
 from llama_index_memory_ext.words.tokens import (
@@ -144,11 +145,6 @@ def comes_first(fact: Fact) -> str:
     return ""
 
 
-def is_stated(fact: Fact) -> bool:
-    """Return whether messages state a fact as it is: it was not edited, and needs no place before other facts."""
-    return bool(fact.message_ids) and not fact.edited and not comes_first(fact)
-
-
 def days_of(fact: Fact) -> dict[str, str]:
     """Return the first day of a fact as ``date`` and its last day as ``until``, in UTC, without unknown days.
 
@@ -182,10 +178,10 @@ def fact_line(fact: Fact) -> str:
     return f"<fact{text}>{content}</fact>\n"
 
 
-def counted_line(fact: Fact, counter: TokenCounter) -> CountedText:
-    """Return the line of a fact, and its tokens."""
+def counted_line(fact: Fact, counter: TokenCounter) -> Part:
+    """Return the line of a fact as a part of the prompt."""
     line = fact_line(fact)
-    return CountedText(line, counter.count(line))
+    return Part("fact", line, counter.count(line))
 
 
 # The places of a word that a fact and a question have in common.
@@ -314,7 +310,7 @@ class ShowableFacts:
         facts: Iterable[Fact] = (),
         ranker: FactRanker | None = None,
         *,
-        lines: Mapping[str, CountedText] | None = None,
+        lines: Mapping[str, Part] | None = None,
         period: Period | None = None,
         past_ids: Collection[str] = (),
         suppress_failures: Callable[[], AbstractContextManager[None]] = nullcontext,
@@ -330,10 +326,7 @@ class ShowableFacts:
         self._suppress_failures = suppress_failures
         self.ids = tuple(fact.id for fact in self.facts)
         self.places = dict(zip(self.ids, range(len(self.ids)), strict=True))
-        self._stated = defaultdict[str | None, list[Fact]](list)
-        for fact in self.facts:
-            if is_stated(fact):
-                self._stated[fact.session_id].append(fact)
+        self._stated = _stated_facts(self.facts)
         self.first = [i for i, fact in enumerate(self.facts) if comes_first(fact)]
         self.confidences = _numbers(fact.confidence for fact in self.facts)
         self.lengths = _numbers(
@@ -350,7 +343,7 @@ class ShowableFacts:
         """Return the ids of facts that only these messages state, without pinned facts and corrections."""
         return frozenset(
             fact.id
-            for fact in self._stated[session_id]
+            for fact in self._stated.get(session_id, ())
             if row_ids.issuperset(fact.message_ids)
         )
 
@@ -501,6 +494,15 @@ def _days(facts: Sequence[Fact]) -> NDArray[np.intp]:
     """Return the number of each fact's day, counted from 0 over the days with facts."""
     ordinals = [fact.created_at.toordinal() for fact in facts]
     return np.unique(np.array(ordinals, dtype=np.intp), return_inverse=True)[1]
+
+
+def _stated_facts(facts: Iterable[Fact]) -> dict[str | None, list[Fact]]:
+    """Return the facts that messages state by session, without edited facts, pinned facts and corrections."""
+    stated = defaultdict(list)
+    for fact in facts:
+        if fact.message_ids and not fact.edited and not comes_first(fact):
+            stated[fact.session_id].append(fact)
+    return stated
 
 
 def _facts_before(days: NDArray[np.intp], newer: Numbers) -> NDArray[np.intp]:
@@ -831,7 +833,7 @@ def format_facts(
     lines = {fact.id: counted_line(fact, counter) for fact in present}
     showable = ShowableFacts(present, _indexed(present), lines=lines)
     ranking = showable.score(question, context, Weights())
-    return "".join(lines[entry.fact.id] for entry in ranking.fit(max_tokens))
+    return "".join(lines[entry.fact.id].text for entry in ranking.fit(max_tokens))
 
 
 def _turns_in(text: str) -> list[str]:

@@ -24,7 +24,7 @@ from llama_index_memory_ext import (
     StoreError,
     TokenCounter,
 )
-from llama_index_memory_ext.record.recall import SEARCH_TOOL
+from llama_index_memory_ext.record.index import SEARCH_TOOL
 from tests.conversation import BEFORE_QUESTION, assistant, calling, result, user
 from tests.memories import OpenMemory
 from tests.openai_server import Message, Model, call, say
