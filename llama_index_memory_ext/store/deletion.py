@@ -285,7 +285,7 @@ def _vacuum_file(tx: Transaction) -> bool:
 
 
 def _vacuum_on_server(tx: Transaction) -> bool:
-    names = [tx.tables.names[table] for table in TABLES]
+    names = sorted(tx.tables.names[table] for table in TABLES)
     forbidden = [
         name for name in names if not tx.execute(_MAY_VACUUM, name=name).scalar()
     ]
