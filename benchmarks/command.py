@@ -46,11 +46,11 @@ def command_of(name: str) -> str:
     """The command as others would write it."""
     arguments = []
     for argument in sys.argv[1:]:
-        name, equals, value = argument.rpartition("=")
-        if name == BASE_URL:
+        setting, equals, value = argument.rpartition("=")
+        if setting == BASE_URL:
             arguments.append(f"{BASE_URL}=URL")
         # A progress bar changes no result.
         elif argument != SHOW_PROGRESS:
             # Where a file lies on the machine is nobody's business.
-            arguments.append(f"{name}{equals}{Path(value).name}")
+            arguments.append(f"{setting}{equals}{Path(value).name}")
     return " ".join([f"python -m benchmarks.{name}", *arguments])

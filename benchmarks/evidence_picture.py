@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,9 +18,10 @@ NAME = "evidence-and-price.svg"
 WIDTH, HEIGHT = 520, 460
 LEFT, RIGHT, TOP, BOTTOM = 70, 490, 90, 390
 TICK_TOKENS = 500
-BEGINNING = f"""\
-<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" role="img" \
-aria-label="The share of the needed messages in the prompt against the price of the prompt, for five memories.">
+# The frame, the styles of both color schemes and the heading.
+_BEGINNING = """\
+<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" \
+aria-label="{about}">
   <style>
     text {{ font: 15px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; fill: #1f2328; }}
     .head {{ font-size: 19px; font-weight: 600; }}
@@ -37,10 +39,23 @@ aria-label="The share of the needed messages in the prompt against the price of 
       .line {{ stroke: #3d444d; }}
     }}
   </style>
-  <rect class="page" x="1" y="1" width="{WIDTH - 2}" height="{HEIGHT - 2}" rx="12"/>
-  <text x="24" y="36" class="head">Needed messages in the prompt</text>
+  <rect class="page" x="1" y="1" width="{inner_width}" height="{inner_height}" rx="12"/>
+  <text x="24" y="36" class="head">{head}</text>
   <text x="24" y="62" class="small">blue: CondensedMemory; grey: LlamaIndex's Memory</text>
 """
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point with a share of 0 to 100 %, and how far its label stands from it."""
+
+    tokens: float
+    share: float
+    label: str
+    kind: str
+    anchor: str = "start"
+    right: int = 12
+    down: int = 5
 
 
 @dataclass(frozen=True)
@@ -69,19 +84,48 @@ SIDES = (
 def draw(results: Path = RESULTS) -> str:
     """Return the picture as SVG: a point for each side, and its share beside it."""
     result = json.loads((results / "equal_room.json").read_text(encoding="utf-8"))
-    values = {one["what"]: one["value"] for one in result["measures"]}
-    paid = {side: values[f"paid for a prompt, {side.name}"] for side in SIDES}
-    # Labels stand to the right of their points.
-    most = int(TICK_TOKENS * (2 + max(paid.values()) // TICK_TOKENS))
-    parts = _axes(most)
+    values = {line["what"]: line["value"] for line in result["measures"]}
+    points = []
     for side in SIDES:
+        paid = values[f"paid for a prompt, {side.name}"]
         share = values[f"mean over the questions, {side.name}"]
-        x = round(LEFT + (RIGHT - LEFT) * paid[side] / most)
-        y = _height_of(share)
-        parts.append(f'  <circle class="{side.kind}" cx="{x}" cy="{y}" r="6"/>')
-        place = f'x="{x + side.right}" y="{y + side.down}" text-anchor="{side.anchor}"'
-        parts.append(f"  <text {place}>{side.label}: {share:.0f} %</text>")
-    return BEGINNING + "\n".join([*parts, "</svg>", ""])
+        label = f"{side.label}: {share:.0f} %"
+        place = (side.anchor, side.right, side.down)
+        points.append(Point(paid, share, label, side.kind, *place))
+    return draw_points(
+        "The share of the needed messages in the prompt against the price of the prompt, for five memories.",
+        "Needed messages in the prompt",
+        "price of a prompt, in tokens at the full price",
+        points,
+        TICK_TOKENS,
+    )
+
+
+def draw_points(
+    about: str, head: str, axis: str, points: Sequence[Point], tick_tokens: int
+) -> str:
+    """Return a picture of points as SVG, with a number on the lower axis at every second tick."""
+    # Labels stand to the right of their points.
+    most_tokens = max(point.tokens for point in points)
+    most = int(tick_tokens * (2 + most_tokens // tick_tokens))
+    beginning = _BEGINNING.format(
+        about=about,
+        head=head,
+        width=WIDTH,
+        height=HEIGHT,
+        inner_width=WIDTH - 2,
+        inner_height=HEIGHT - 2,
+    )
+    parts = _axes(axis, most, tick_tokens)
+    for point in points:
+        x = round(LEFT + (RIGHT - LEFT) * point.tokens / most)
+        y = _height_of(point.share)
+        parts.append(f'  <circle class="{point.kind}" cx="{x}" cy="{y}" r="6"/>')
+        place = (
+            f'x="{x + point.right}" y="{y + point.down}" text-anchor="{point.anchor}"'
+        )
+        parts.append(f"  <text {place}>{point.label}</text>")
+    return beginning + "\n".join([*parts, "</svg>", ""])
 
 
 def _height_of(share: float) -> int:
@@ -89,7 +133,7 @@ def _height_of(share: float) -> int:
     return round(BOTTOM - (BOTTOM - TOP) * share / 100)
 
 
-def _axes(most: int) -> list[str]:
+def _axes(axis: str, most: int, tick_tokens: int) -> list[str]:
     """Return the lines of the grid, the numbers of both axes and the name of the lower one."""
     parts = []
     for share in range(0, 101, 25):
@@ -97,11 +141,10 @@ def _axes(most: int) -> list[str]:
         parts.append(f'  <path class="line" d="M{LEFT} {y}H{RIGHT}"/>')
         place = f'x="{LEFT - 8}" y="{y + 5}" text-anchor="end"'
         parts.append(f'  <text class="small" {place}>{share} %</text>')
-    for tokens in range(0, most + 1, 2 * TICK_TOKENS):
+    for tokens in range(0, most + 1, 2 * tick_tokens):
         x = round(LEFT + (RIGHT - LEFT) * tokens / most)
         place = f'x="{x}" y="{BOTTOM + 24}" text-anchor="middle"'
         parts.append(f'  <text class="small" {place}>{tokens:,}</text>')
     place = f'x="{(LEFT + RIGHT) // 2}" y="{BOTTOM + 50}" text-anchor="middle"'
-    name = "price of a prompt, in tokens at the full price"
-    parts.append(f'  <text class="small" {place}>{name}</text>')
+    parts.append(f'  <text class="small" {place}>{axis}</text>')
     return parts

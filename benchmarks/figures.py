@@ -17,12 +17,16 @@ from functools import cache
 from math import exp
 from pathlib import Path
 
-from benchmarks import evidence_picture
+from benchmarks import answers_picture, evidence_picture
 from benchmarks.measured import RESULTS, stale
 from benchmarks.published import TEXTS
 
 ROOT = Path(__file__).parents[1]
 STALE = "stale"
+PICTURES = {
+    evidence_picture.NAME: evidence_picture.draw,
+    answers_picture.NAME: answers_picture.draw,
+}
 REFERENCE = re.compile(r"\{([^{}|]+)\|([^{}|]+)\|([^{}|]+)\}")
 MARKED = re.compile(r"(<!-- figures: ([\w-]+) -->)(.*?)(<!-- end -->)", re.DOTALL)
 
@@ -132,19 +136,20 @@ def pages() -> list[Path]:
 
 
 def as_measured(path: Path) -> str:
-    """Returns what a page or the picture must hold; the picture is drawn anew."""
-    if path.name == evidence_picture.NAME:
-        return evidence_picture.draw()
+    """Returns what a page or a picture must hold; a picture is drawn anew."""
+    if path.name in PICTURES:
+        return PICTURES[path.name]()
     return page_with_figures(path.read_text(encoding="utf-8"))
 
 
 def main() -> int:
-    """Write the pages and the picture; with ``--check`` print what would change.
+    """Write the pages and the pictures; with ``--check`` print what would change.
 
     Returns 1 if something would change, 2 if a figure is missing.
     """
     differ = False
-    pictures = sorted((ROOT / "docs").glob(evidence_picture.NAME))
+    docs = ROOT / "docs"
+    pictures = [docs / name for name in PICTURES if (docs / name).exists()]
     for path in [*pages(), *pictures]:
         before = path.read_text(encoding="utf-8")
         name = str(path.relative_to(ROOT))

@@ -19,12 +19,15 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1] / "llama_index_memory_ext"
 RESULTS = Path(__file__).parent / "results"
 
+_RECORD = ("record/reader.py", "record/window.py")
 _PROMPT = (
     "record/text.py",
-    "record/window.py",
+    *_RECORD,
+    "record/cache_points.py",
     "memory/template.py",
     "text/messages.py",
     "text/entries.py",
+    "text/parts.py",
     "text/turns.py",
 )
 _WORDS = (
@@ -32,7 +35,7 @@ _WORDS = (
     "words/tokens.py",
     "words/__init__.py",
 )
-_RECALL = ("record/index.py", "record/recall.py", "record/window.py", *_WORDS)
+_RECALL = ("record/index.py", "record/recall.py", *_RECORD, *_WORDS)
 _CHECKS = (
     "checks/clauses.py",
     "checks/comparison.py",
@@ -59,8 +62,10 @@ _STORE = (
 _TURN = (
     *_STORE,
     "memory/condensed_memory.py",
+    "memory/writing.py",
+    "memory/prompt.py",
     "blocks/record.py",
-    "record/window.py",
+    *_RECORD,
     "memory/template.py",
 )
 # By the name of the results.
@@ -95,12 +100,17 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "evidence_in_prompt_e5": (*_PROMPT, *_RECALL, "search/embeddings.py"),
     "exact_facts": ("facts/ranking.py", *_WORDS),
     "facts_cost": ("blocks/facts.py", "facts/ranking.py", "store/facts.py"),
-    "first_question": (*_STORE, "record/window.py"),
+    "first_question": (*_STORE, *_RECORD),
     "growing": ("facts/ranking.py", *_WORDS),
-    "history_cost": (*_STORE, "record/window.py"),
+    "history_cost": (*_STORE, *_RECORD),
     "hard_days": _TURN,
     "honesty": _CHECKS,
-    "import_time": ("__init__.py", "memory/condensed_memory.py", "settings.py"),
+    "import_time": (
+        "__init__.py",
+        "memory/condensed_memory.py",
+        "memory/fields.py",
+        "settings.py",
+    ),
     "index_operations": ("search/tfidf.py",),
     "live_agent": (*_PROMPT, *_RECALL, "learning/prompt.py"),
     "long_replies": (*_PROMPT, *_RECALL),
@@ -114,12 +124,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "pauses": (*_TURN, "facts/ranking.py", "learning/extractor.py"),
     "per_turn": (*_PROMPT, "record/index.py", "record/recall.py"),
     "ranking_speed": ("facts/ranking.py", "search/tfidf.py"),
-    "process_size": (
-        "store/cache.py",
-        "record/window.py",
-        "record/index.py",
-        "record/recall.py",
-    ),
+    "process_size": ("store/cache.py", *_RECORD, "record/index.py", "record/recall.py"),
     "real_engine": _PROMPT,
     "recall": ("facts/ranking.py", *_WORDS),
     "recall_e5": ("facts/ranking.py", *_WORDS, "search/embeddings.py"),

@@ -23,6 +23,11 @@ WHOLE_PRICE = f"{whole_price():.1f}"
 
 # Results of which no number stands in a page, and where they are shown.
 NOT_IN_A_PAGE: dict[str, str] = {
+    "bulk_put": "its file of results alone",
+    "exact_facts": "its file of results alone",
+    "import_time": "its file of results alone",
+    "process_size": "its file of results alone",
+    "real_engine": "its file of results alone",
     "first_question": "its file of results alone",
     "index_operations": "its file of results alone",
     "ranking_speed": "its file of results alone",
@@ -59,22 +64,10 @@ Questions written by hand; the rules were chosen on other questions:
 |---|---|---|
 | the fact is among the first 5 of 134, though the question uses other words | {other_words|fact among the first 5, words alone, elsewhere|of} | {by} |
 | the same with `embed_model="local"` | {other_words_e5|fact among the first 5, words and E5, elsewhere|of} | {by} |
-| `min_similarity=0.5` shows exactly the right facts | {exact_facts|questions with exactly the right facts, elsewhere|.0f} of 46 | {by} |
-| `min_similarity=0.5` shows no fact to a question that none answers | {exact_facts|questions without an answer that get no fact, elsewhere|.0f} of 9 | {by} |
 
 ## What does it cost?
 
-[Cost](cost.md) has dollars, [prompt caches](prompt-caches.md#figures) each provider's cache.
-
-| setting | this package | LlamaIndex's `Memory` | benchmark |
-|---|---|---|---|
-| tokens of a prompt in a conversation of 400 turns, all defaults | {per_turn|tokens of a prompt, CondensedMemory, as they come|,.0f} | {per_turn|tokens of a prompt, LlamaIndex's Memory, as they come|,.0f} | {by} |
-| share of these in a cache | {per_turn|share from the cache, CondensedMemory, as they come|.0%} | {per_turn|share from the cache, LlamaIndex's Memory, as they come|.0%} | {by} |
-| price of a turn with the calls that learn facts, OpenAI up to GPT-5.5 | WHOLE_PRICE | 1 with prompts as long | `cached_prefix`, `background_calls` |
-| of this, the prompts | {cached_prefix_by_default|price of a turn, R1, CondensedMemory, all defaults, facts known, to LlamaIndex's Memory, as long as all defaults|.1f} | 1 | {by} |
-| prompts without facts and recall | {cached_prefix|price relative to the plain list, R1, CondensedMemory, 8,000|.2f} | 1 | {by} |
-| tokens that llama.cpp processes in a turn, of a limit of 4,000 | {real_engine|tokens processed in a turn, CondensedMemory|.0f} | {real_engine|tokens processed in a turn, LlamaIndex's Memory|.0f} | {by} |
-| the same without recall | {real_engine|tokens processed in a turn, CondensedMemory, recall off|.0f} | | {by} |
+[Cost](cost.md) has the price of a turn, [prompt caches](prompt-caches.md#figures) each provider's cache.
 
 ## How fast is it?
 
@@ -85,10 +78,7 @@ Questions written by hand; the rules were chosen on other questions:
 | longest pause of the event loop in 99 of 100 turns, 10,000 messages and 1,000 facts | {turn_cost|longest pause in 99 of 100 turns, 10,000 messages and 1,000 facts|.0f} ms | | {by} |
 | delay of the agent's first call by an extraction model of 1 s | {facts_cost|the first call of the model comes later by|.1f} ms | | {by} |
 | processor time of `embed_model="local"` for a fact or a short question | {other_words_e5|time of the processor for a fact or a question|.0f} ms | | {by} |
-| `aput_messages` of 6,000 messages | {bulk_put|one put of 6,000 messages|.1f} s | | {by} |
 | first `aget` of a new process, 100,000 messages | {restore|more than a fresh session, 100,000 messages|.0f} ms | | {by} |
-| a process that has served 200 users with 2,000 messages each | {process_size|resident size, a process with 200 users of 2,000 messages|.0f} MiB | | {by} |
-| `from llama_index_memory_ext import CondensedMemory` after `import llama_index.core` | {import_time|seconds more than LlamaIndex alone|*1000 .0f} ms | | {by} |
 
 ## Are facts true?
 
@@ -111,22 +101,91 @@ Questions written by hand; the rules were chosen on other questions:
 | right answers to questions about a day, with the days in the prompt | {dated_questions|questions about a day: the days add, mean|times} times as likely | | {by} |
 """
 
+# The memories of ``answers`` by their measures, with the names that a page shows.
+ANSWERING = {
+    "LlamaIndex's Memory, 600 tokens": "LlamaIndex's `Memory`",
+    "CondensedMemory without facts, 600 tokens": "`CondensedMemory` without facts",
+    "CondensedMemory with added facts, 600 tokens": "`CondensedMemory`, facts added by a program",
+}
+ANSWER_COLUMNS = (
+    ("right answers", "right answers", "of"),
+    ("right answers, changed fact", "of these, to facts that had changed", "of"),
+    ("right answers, control", "questions that need no memory", "of"),
+    ("invented answers", "invented answers", "of"),
+    ("not recalled", "wrong: value not in the prompt", ".0f"),
+    ("not understood", "wrong: value in the prompt", ".0f"),
+    ("a prompt", "tokens of a prompt", ",.0f"),
+)
+LOCOMO_ANSWERS = """\
+The same model, asked 30 questions about the beginnings of five conversations of LoCoMo, whose evidence has left the list of
+messages (`answers_locomo`; judged by words of the evidence): {answers_locomo|CondensedMemory without facts: right answers|of} right with \
+`CondensedMemory` without facts, in {answers_locomo|CondensedMemory without facts: a prompt|.0f} tokens, and
+{answers_locomo|LlamaIndex's Memory: right answers|of} with `Memory`, in {answers_locomo|LlamaIndex's Memory: a prompt|.0f} tokens. The prompt had no right word for \
+{answers_locomo|CondensedMemory without facts: not recalled|.0f} and {answers_locomo|LlamaIndex's Memory: not recalled|.0f} of the wrong answers.
+"""
+ENDINGS = {
+    "question": 'a question about what was told ("Where does Nora live?")',
+    "sum": "a question whose answer is the sum of two told numbers",
+    "instruction": "an instruction to write",
+    "unrelated": "a question that needs nothing of what was told",
+    "continuation": "a text to go on with",
+}
+
+
+def _answers() -> str:
+    """Return a table with a row for each memory of ``answers``."""
+    heads = [head for _, head, _ in ANSWER_COLUMNS]
+    lines = [f"| | {' | '.join(heads)} |", "|" + "---|" * (1 + len(heads))]
+    for name, label in ANSWERING.items():
+        cells = [f"{{answers|{name}: {what}|{how}}}" for what, _, how in ANSWER_COLUMNS]
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+    return "\n" + "\n".join([*lines, "", LOCOMO_ANSWERS])
+
+
+def _one_message() -> str:
+    """Return a table of the right answers with a list of messages and with one message."""
+    lines = ["| right answers | list of messages | one message |", "|---|---|---|"]
+    for kind, label in ENDINGS.items():
+        cells = [
+            f"{{one_message|{kind}: right answers, {side}|of}}"
+            for side in ("list", "one message")
+        ]
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+    cells = [
+        f"**{{one_message|right answers, {side}|of}}**"
+        for side in ("list", "one message")
+    ]
+    lines.append(f"| **all** | {' | '.join(cells)} |")
+    return "\n" + "\n".join(lines) + "\n"
+
+
+LIVE_AGENT = """
+| | |
+|---|---|
+| right answers about what was said in an earlier session | {live_agent|right answers, asks for an earlier session|of} |
+| right answers about what was said in the same session | {live_agent|right answers, asks for the same session|of} |
+| right answers with a tool | {live_agent|right answers, needs a tool|of} |
+| right answers to questions that need neither | {live_agent|right answers, needs nothing|of} |
+| turns in which it called a tool that was not needed | {live_agent|turns with a tool that was not needed|of} |
+| answers with tags of the prompt | {live_agent|answers with tags|of} |
+"""
+
 IN_SHORT = """
 | question | this package | LlamaIndex's `Memory` |
 |---|---|---|
+| Does a small model answer right? Questions about what has left the list of messages, prompts of about 600 tokens | {answers|CondensedMemory without facts, 600 tokens: right answers|of}; with added facts {answers|CondensedMemory with added facts, 600 tokens: right answers|of} | {answers|LlamaIndex's Memory, 600 tokens: right answers|of} |
 | Does the model see what matters? Evidence in prompts of 4,000 tokens | {evidence_in_prompt|mean over the questions, CondensedMemory, recall by default|.0f} %; with 2,000 tokens of recall {evidence_in_prompt|mean over the questions, CondensedMemory with recall|.0f} % | {evidence_in_prompt|mean over the questions, LlamaIndex's Memory|.0f} %; with `VectorMemoryBlock` {evidence_in_prompt_e5|mean over the questions, VectorMemoryBlock, two nodes|.0f} to {evidence_in_prompt_e5|mean over the questions, VectorMemoryBlock, 18 nodes, asked by two messages|.0f} % |
 | What does it cost? Price of a turn with prompts of the same length, learning included, with OpenAI's cache (up to GPT-5.5) | WHOLE_PRICE; prompts alone {cached_prefix_by_default|price of a turn, R1, CondensedMemory, all defaults, facts known, to LlamaIndex's Memory, as long as all defaults|.1f}; without facts and recall {cached_prefix|price relative to the plain list, R1, CondensedMemory, 8,000|.2f} | 1 |
 | How fast is it? A turn at 10,000 messages | {history_cost|one turn, CondensedMemory at 10,000 messages|.0f} ms | {history_cost|one turn, LlamaIndex's Memory at 10,000 messages|.0f} ms |
 | Are facts true? True facts that the checks lose, with altered quotes | {honesty|LoCoMo, true facts lost: altered quotes of all kinds|.1f} % | no checks |
 | Is anything lost? Tasks in 2 to 40 pieces with a restart, complete and in one message | {sharded|all holds, CondensedMemory, taken over by a new one|.0%} | every piece, in separate messages |
-| Does one message help? Right answers of a small real model to 150 tasks | 131 in one message | 103 in a list of messages |
+| Does one message help? Right answers of a small real model to tasks | {one_message|right answers, one message|of} in one message | {one_message|right answers, list|of} in a list of messages |
 
 Where LlamaIndex's `Memory`, a list of messages, does better:
 
 - **Cost with recall and facts.** No cache serves recalled messages and facts, because they change with each question. Anthropic, Bedrock and GPT-5.6 or later find
   nothing without `cache_points`, and {cached_prefix_by_default|share found, R4, CondensedMemory, recall by default, marked, 8,000|.0%} with it.
 - **Long conversations.** By default our prompts are longer: {per_turn|tokens of a prompt, CondensedMemory, as they come|,.0f} tokens in the mean of 400 turns, against {per_turn|tokens of a prompt, LlamaIndex's Memory, as they come|,.0f}.
-- **Some last messages.** A question that needs nothing of the conversation got 28 of 30 right answers in one message, and 30 in a list.
 """
 
 
@@ -140,6 +199,7 @@ def _older_than_the_code(*names: str) -> str:
 READ_FIRST = """
 | | LlamaIndex `Memory` | `CondensedMemory` |
 |---|---|---|
+| right answers to questions about what has left the list of messages (Qwen2.5-Coder-1.5B-Instruct; prompts of {answers|LlamaIndex's Memory, 600 tokens: a prompt|.0f} and {answers|CondensedMemory without facts, 600 tokens: a prompt|.0f} tokens) | {answers|LlamaIndex's Memory, 600 tokens: right answers|of} | **{answers|CondensedMemory without facts, 600 tokens: right answers|of}**; with facts that a program adds **{answers|CondensedMemory with added facts, 600 tokens: right answers|.0f}** |
 | share of the needed messages that are in the prompt ({equal_room|questions|.0f} questions of [LoCoMo](https://github.com/snap-research/locomo), in {equal_room|tokens of a prompt with a question, LlamaIndex's Memory, as long when asked|,.0f} and {equal_room|tokens of a prompt with a question, with all defaults|,.0f} tokens) | {equal_room|mean over the questions, LlamaIndex's Memory, as long when asked|.0f} % | **{equal_room|mean over the questions, with all defaults|.0f} %** |
 | a message that has left the prompt | is lost, unless a memory block stores it | can come back when a question is about it |
 | facts are learned | from messages that no longer fit (the "waterfall") | from each turn, when they are needed |
@@ -152,7 +212,7 @@ OLDER
 
 - **Cost is everything.** A provider's cache serves the conversation at about a tenth of the price. Recalled messages and facts for a question are new in each turn, so they cost the full price. Compared with a `Memory` whose prompts are as long, a turn costs WHOLE_PRICE times as much by default, {cached_prefix_by_default|price relative to the plain list, R1, CondensedMemory, recall by default, 8,000|.1f} times without facts, and {cached_prefix|price relative to the plain list, R1, CondensedMemory, 8,000|.2f} times without facts and recall ([prices in dollars](docs/cost.md)). Anthropic, Bedrock and OpenAI's GPT-5.6 or later cache nothing without [`cache_points`](docs/prompt-caches.md).
 - **Conversations are short and users never come back:** there is nothing to find again, and no fact to carry over.
-- **You need proof of better answers.** The table counts messages in the prompt, not right answers. [All figures](docs/figures.md), with the answers of one small model.
+- **You need proof with a large model.** The right answers of the table are those of one small model, to generated conversations in three languages. [All figures](docs/figures.md).
 """
 
 DEFAULTS = """
@@ -239,6 +299,9 @@ def _tools() -> str:
 
 
 TEXTS: dict[str, str] = {
+    "answers": _answers(),
+    "one-message": _one_message(),
+    "live-agent": LIVE_AGENT,
     "all": ALL_FIGURES.replace("WHOLE_PRICE", WHOLE_PRICE),
     "readme": READ_FIRST.replace(
         "OLDER\n", _older_than_the_code("equal_room", "history_cost") + "\n"

@@ -100,7 +100,7 @@ def load_app() -> typer.Typer:
     # Imported here: Typer and Rich are optional.
     from llama_index_memory_ext.apps.cli.app import app
 
-    for module in ("facts", "data", "serve"):
+    for module in ("facts", "data", "deletion", "serve"):
         # Importing registers the commands.
         import_module(f"llama_index_memory_ext.apps.cli.{module}")
     return app

@@ -88,14 +88,6 @@ def unpacked(
     return decorate
 
 
-def without_second(function: Callable[..., Any]) -> inspect.Signature:
-    """Return the signature of a method without the argument behind ``self``."""
-    signature = inspect.signature(function)
-    parameters = list(signature.parameters.values())
-    del parameters[1]
-    return signature.replace(parameters=parameters)
-
-
 def about(field: FieldInfo) -> str:
     """Return the description and the range of a field; "" if it has neither."""
     sentences = [field.description] if field.description else []

@@ -62,6 +62,12 @@ def record(text: str) -> list[tuple[str, str]]:
     )
 
 
+def split_record(text: str) -> list[str]:
+    """The parts of a record, which no text can forge: entries, the summary, headings and tags."""
+    tags = r"<message |<conversation_summary>|</?earlier_messages(?: note=[^>]*)?>\n"
+    return [part for part in re.split(rf"(?m)^(?={tags})", text) if part]
+
+
 def recalled(text: str) -> list[tuple[str, str]]:
     """The (role, text) of each earlier message that a prompt shows."""
     earlier = text.partition("<earlier_messages ")[2].partition("</earlier_messages>")[

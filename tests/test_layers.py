@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 PICTURE = """\
 .           __main__                                                      # the command, also without the extra
 ---
-apps/cli    serve > data facts > copies > app                             # the commands
+apps/cli    serve > data deletion facts > copies leftovers > app          # the commands
 ---
 apps        demo mcp                                                      # the demo, and a server for other programs
 apps/inspector server > views > actions > pages                           # pages about a database, for a browser
@@ -37,7 +37,8 @@ memory      preview > condensed_memory > backfill prompt > writing >
 ---
 blocks      record facts > learning log_end                               # the doors for LlamaIndex
 ---
-record      summary unread > recall > index > window > sticky text        # within the limit
+record      summary unread > recall media > reader > index > window cache_points >
+            sticky text                                                   # within the limit
 learning    extractor > changes endings request > batch validation >
             progress wording > rejections                                 # how facts are learned
 ---
@@ -57,7 +58,7 @@ formats     __init__ > layouts                                  # messages of ot
 .           agent_view fact                                               # a fact; which facts an agent sees
 models      caching_openai local_embeddings offline > ask                       # how a model is asked
 ---
-text        trim > limits > entries turns > messages > tokens             # messages as text, counted and cut
+text        trim > limits parts > entries turns > messages > tokens       # messages as text, counted and cut
 ---
 words       tokens > asking dates pronouns > __init__                     # words
 ---
@@ -84,6 +85,7 @@ WITH_ONE_IMPORTER = {
     "models/caching_openai.py": "is public, and loads OpenAI's library",
     "models/offline.py": "is public, and data about the topics of a first try",
     "agents/contexts.py": "is for workflows that wait for a human, and public",
+    "apps/cli/leftovers.py": "searches the bytes of a file, apart from the commands",
     "apps/cli/copies.py": "is a folder of files, apart from the commands",
     "apps/mcp.py": "needs the extra mcp",
     "apps/cli/facts.py": "is one of the groups of commands",
@@ -309,11 +311,11 @@ LOADED_WITH_THE_PRESET = {
     "learning": "categories",
     "memory": "condensed_memory fields prompt search settings template writing",
     "models": "ask local_embeddings",
-    "record": "index recall sticky text window",
+    "record": "cache_points index media reader recall sticky text window",
     "search": "embeddings tfidf",
     "store": "address cache changes database deletion encryption fact_rows facts log marks owners readers rows schema "
     "sessions tables transaction vectors versions words writing",
-    "text": "entries limits messages tokens turns",
+    "text": "entries limits messages parts tokens turns",
     "words": "asking dates pronouns tokens",
 }
 

@@ -264,13 +264,12 @@ def test_a_task_is_the_same_each_time_and_is_sent_as_a_list_and_as_one_message(
 def test_a_command_names_files_without_their_folders(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(
-        sys, "argv", ["x", "--show-progress", "/home/ann/locomo.json", "--full"]
-    )
+    arguments = ["--show-progress", "/home/ann/locomo.json", "--full"]
+    arguments += ["--base-url=http://ann.example/v1", "--answers=/home/ann/a.jsonl"]
+    monkeypatch.setattr(sys, "argv", ["x", *arguments])
     assert command.named_path(Path("other.json")) == Path("/home/ann/locomo.json")
-    assert (
-        command.command_of("bulk_put")
-        == "python -m benchmarks.bulk_put locomo.json --full"
+    assert command.command_of("bulk_put") == (
+        "python -m benchmarks.bulk_put locomo.json --full --base-url=URL --answers=a.jsonl"
     )
     assert list(command.shown([1, 2], "numbers")) == [1, 2]
 

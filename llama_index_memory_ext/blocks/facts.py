@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -62,7 +63,12 @@ from llama_index_memory_ext.store.tables import (
     namespace_of_session,
 )
 from llama_index_memory_ext.store.vectors import KeptVectors
-from llama_index_memory_ext.text.tokens import CountedText
+from llama_index_memory_ext.text.parts import (
+    NO_PARTS,
+    Part,
+    Section,
+    counted_section,
+)
 from llama_index_memory_ext.text.turns import (
     Question,
     question_in,
@@ -84,7 +90,6 @@ if TYPE_CHECKING:
 _MOST_IN_EVENT_LOOP = 300
 # Each prompt asks for the same view several times.
 _view_of = cache(view_of)
-NO_FACTS = CountedText("", 0)
 _PROFILE_LIMIT = 1_000
 _WEIGHTS = Weights(recency=RECENCY_WEIGHT)
 # Tokens of unread messages in a prompt.
@@ -114,10 +119,10 @@ logger = logging.getLogger(__name__)
 
 
 class FactsForPrompt(NamedTuple):
-    """The facts of a prompt as text: ``profile`` stands in front of the record, ``question`` behind it."""
+    """The facts of a prompt: ``profile`` stands in front of the record, ``question`` behind it."""
 
-    profile: CountedText = NO_FACTS
-    question: CountedText = NO_FACTS
+    profile: Section = NO_PARTS
+    question: Section = NO_PARTS
 
 
 class _LastPrompt(NamedTuple):
@@ -285,7 +290,7 @@ class RelevantFactsBlock(LogBlock):
         A memory on the same store gives its ``snapshot`` of the session.
         """
         facts = await self.aselect(messages or [], session_id, snapshot)
-        return facts.question
+        return facts.question.text
 
     async def aselect(
         self,
@@ -297,13 +302,13 @@ class RelevantFactsBlock(LogBlock):
     ) -> FactsForPrompt:
         """Return the facts for a prompt; without a ``record`` all of them are for the question.
 
-        ``unread``: messages of ``await_learned``, which stand in for their facts.
+        ``unread``: messages of ``learning.wait_for_others``, which stand in for their facts.
         """
         session_id = self._see(session_id)
         if snapshot is None:
             questions = [m.content for m in messages if m.role == MessageRole.USER]
             await self.aopen(session_id, questions[-1] if questions else None)
-            unread = await self.await_learned(session_id)
+            unread = await self.learning.wait_for_others(session_id)
         facts = await self._select(messages, session_id, snapshot, record, unread)
         if self.learning.can_extract:
             # After the prompt, while the model answers.
@@ -353,8 +358,8 @@ class RelevantFactsBlock(LogBlock):
             facts = await self._choose(showable, question, context, surroundings)
             if is_prepared:
                 self._texts.put(key, facts)
-        entries = [*facts.profile.matches, *facts.question.matches]
-        similarities = {entry.fact.id: entry.similarity for entry, _ in entries}
+        entries = [*facts.profile.sources, *facts.question.sources]
+        similarities = {entry.fact.id: entry.similarity for entry in entries}
         reader = self.profile_reader_of(session_id)
         user_facts.heat_up(reader, session_id, similarities)
         profile_ids = _fact_ids(facts.profile)
@@ -379,10 +384,10 @@ class RelevantFactsBlock(LogBlock):
 
     async def _show_unread(
         self, rows: Sequence[LogRow], question: str, limit: int
-    ) -> CountedText:
-        """Return unread messages of other sessions, at most half of the limit and 500 tokens; "" for none."""
+    ) -> Section:
+        """Return unread messages of other sessions, at most half of the limit and 500 tokens; empty for none."""
         if not rows:
-            return NO_FACTS
+            return NO_PARTS
         from llama_index_memory_ext.record.unread import (
             show_unread,  # while another session is unread
         )
@@ -397,12 +402,11 @@ class RelevantFactsBlock(LogBlock):
             zone=self.zone,
         )
 
-    def _joined(self, facts: CountedText, unread: CountedText) -> CountedText:
+    def _joined(self, facts: Section, unread: Section) -> Section:
         """Return the lines of facts, and below them the lines of unread messages."""
         if not unread:
             return facts
-        text = facts + unread
-        return CountedText(text, self.tokenizer_fn.count(text), facts.matches)
+        return counted_section([*facts.parts, *unread.parts], self.tokenizer_fn)
 
     async def _surroundings(
         self,
@@ -412,29 +416,29 @@ class RelevantFactsBlock(LogBlock):
         record: RecordInPrompt | None,
     ) -> Surroundings:
         """Return the record and the profile beside the facts for the question; empty without one of them."""
-        room = self._room_in(PROFILE_NAME, self.profile_limit)
-        if record is None or not room:
-            return Surroundings(self._room_in(self.name, self.token_limit))
+        remaining = self._limit_within(PROFILE_NAME, self.profile_limit)
+        if record is None or not remaining:
+            return Surroundings(self._limit_within(self.name, self.token_limit))
         reader = self.profile_reader_of(record.session_id)
         limit = self.token_limit
         profile = []
-        for fact in await user_facts.profile(reader, record, room, _WEIGHTS):
+        for fact in await user_facts.profile(reader, record, remaining, _WEIGHTS):
             line = showable.lines.get(fact.id)
             # Another task may have read a newer fact since.
-            if line and line.tokens <= room:
+            if line and line.tokens <= remaining:
                 profile.append(fact)
-                room -= line.tokens
+                remaining -= line.tokens
         if profile:
             # The rest is the facts, and the element around them.
-            limit -= self.profile_limit - room
+            limit -= self.profile_limit - remaining
         if is_statement(question):
             limit = 0
         return Surroundings(
-            self._room_in(self.name, limit),
+            self._limit_within(self.name, limit),
             tuple(profile),
             showable.stated_in(record.session_id, record.row_ids | record.recalled_ids),
             FLOOR_BEHIND_RECORD,
-            room,
+            remaining,
         )
 
     def _cache_key(
@@ -485,18 +489,16 @@ class RelevantFactsBlock(LogBlock):
     def _text_of(
         self,
         entries: Sequence[RankedFact],
-        line_of: Mapping[str, CountedText],
-        room: int,
-    ) -> CountedText:
-        """Return the lines of facts within ``room`` tokens, with the facts that they show."""
-        lines = [(entry, line_of[entry.fact.id]) for entry in entries]
-        while True:
-            text = "".join([line for _, line in lines])
-            tokens = self.tokenizer_fn.count(text)
-            # By some tokenizers a text has more tokens than its lines.
-            if tokens <= room or not lines:
-                return CountedText(text, tokens, lines)
-            lines.pop()
+        line_of: Mapping[str, Part],
+        limit: int,
+    ) -> Section:
+        """Return the lines of facts within the limit, with the facts that they show."""
+        lines = [replace(line_of[entry.fact.id], sources=(entry,)) for entry in entries]
+        section = counted_section(lines, self.tokenizer_fn)
+        # By some tokenizers a text has more tokens than its lines.
+        if section.tokens > limit:
+            return section.without(section.tokens - limit, self.tokenizer_fn)
+        return section
 
     async def atruncate(self, content: Any, tokens_to_truncate: int) -> str | None:
         """Return the facts without the lowest-ranked ones, shorter by at least these tokens; None for no facts."""
@@ -530,7 +532,7 @@ class RelevantFactsBlock(LogBlock):
             scope=self.scope,
             categories=tuple(self.categories),
             search=partial(self.asearch, session_id=session_id),
-            learn=partial(self.alearn, session_id),
+            learn=partial(self.learning.learn, session_id),
             time_zone=self.zone,
         )
 
@@ -543,7 +545,7 @@ class RelevantFactsBlock(LogBlock):
         With an ``embed_model`` nearly every fact has something in common. The turns
         before the question do not count.
         """
-        await self.alearn(session_id)
+        await self.learning.learn(session_id)
         ranking = await self._ranked(question, session_id)
         return await asyncio.to_thread(ranking.similar)
 
@@ -564,7 +566,7 @@ class RelevantFactsBlock(LogBlock):
         shown nor among so many of the best.
         """
         session_id = session_id or self._last_session
-        await self.alearn(session_id)
+        await self.learning.learn(session_id)
         record = self._last_prompt(session_id).record
         ranking = await self._ranked(question, session_id, context, record)
         return await asyncio.to_thread(explain, ranking, most)
@@ -665,23 +667,6 @@ class RelevantFactsBlock(LogBlock):
     async def aopen(self, session_id: str, question: str | None = None) -> None:
         """Extract facts from unread messages of the user's other sessions, in the background."""
         await self.learning.open(session_id, question)
-
-    async def await_learned(self, session_id: str) -> list[LogRow]:
-        """Wait, for ``wait_for_facts`` seconds at most, for extractions from the user's other sessions.
-
-        Return the messages of the user there that are unread all the same, oldest
-        first. The session's own messages are in its record, or still in short-term
-        memory.
-        """
-        return await self.learning.wait_for_others(session_id)
-
-    async def alearn(self, session_id: str) -> None:
-        """Extract facts from all finished turns of the user before facts are read; wait at most ``wait_for_facts``."""
-        await self.learning.learn(session_id)
-
-    async def count_unread(self, session_id: str) -> int:
-        """Return the number of messages in all sessions of the user from which no facts were learned yet."""
-        return await self.learning.count_unread(session_id)
 
     async def anotice(
         self,
@@ -795,7 +780,7 @@ class RelevantFactsBlock(LogBlock):
             return min(_PROFILE_LIMIT, self.token_limit // 2)
         return self.profile_token_limit
 
-    def _room_in(self, name: str, limit: int) -> int:
+    def _limit_within(self, name: str, limit: int) -> int:
         """Return the tokens for facts within an element of at most ``limit`` tokens."""
         return max(0, limit - self.tokenizer_fn.count(f"<{name}>\n</{name}>\n"))
 
@@ -821,8 +806,8 @@ def _make_ranker(
     return embedding_ranker
 
 
-def _fact_ids(text: CountedText) -> list[str]:
-    return [entry.fact.id for entry, _ in text.matches]
+def _fact_ids(facts: Section) -> list[str]:
+    return [entry.fact.id for entry in facts.sources]
 
 
 @cache

@@ -103,7 +103,11 @@ class LearningSchedule:
         state.question = hash(question or 0)
 
     async def wait_for_others(self, session_id: str) -> list[LogRow]:
-        """Wait for extractions from the user's other sessions; return the messages that are still unread there."""
+        """Wait for extractions from the user's other sessions; return the user's messages there that are still unread.
+
+        The oldest comes first. The session's own messages are in its record, or still in
+        short-term memory.
+        """
         key = self.block.job_key(session_id)
         await wait_for_owner(key.owner, self.wait_seconds, except_session=session_id)
         state = self._state_of(session_id)
@@ -116,7 +120,7 @@ class LearningSchedule:
         return rows
 
     async def learn(self, session_id: str) -> None:
-        """Extract facts from all finished turns of the user, and wait for them."""
+        """Extract facts from all finished turns of the user before facts are read, and wait for them."""
         if self.is_when_needed:
             for name in await self._unread_sessions(session_id):
                 self.start(name, needed=True)
@@ -124,7 +128,7 @@ class LearningSchedule:
             await wait_for_owner(owner, self.wait_seconds)
 
     async def count_unread(self, session_id: str) -> int:
-        """Return the number of unread messages in all sessions of the user."""
+        """Return the number of messages in all sessions of the user from which no facts were learned yet."""
         reader = self.block.job_key(session_id).reader
         count = 0
         for name in await self._unread_sessions(session_id):

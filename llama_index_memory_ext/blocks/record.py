@@ -12,7 +12,6 @@ from llama_index.core.base.llms.types import (
     ChatMessage,
     ContentBlock,
     MessageRole,
-    TextBlock,
 )
 from llama_index.core.bridge.pydantic import (
     Field,
@@ -22,6 +21,7 @@ from llama_index.core.bridge.pydantic import (
 )
 from typing_extensions import TypedDict
 
+from llama_index_memory_ext.background.recent import Recent
 from llama_index_memory_ext.blocks import DEFAULT_SESSION_ID, LogBlock
 from llama_index_memory_ext.errors import LimitError, StoreError
 from llama_index_memory_ext.events import (
@@ -32,28 +32,24 @@ from llama_index_memory_ext.events import (
 )
 from llama_index_memory_ext.models.ask import Usage
 from llama_index_memory_ext.models.local_embeddings import EmbedModel, embed_model_of
+from llama_index_memory_ext.record.cache_points import (
+    CachePoints,
+    cache_points_in,
+    content_blocks,
+)
+from llama_index_memory_ext.record.media import newest_media
+from llama_index_memory_ext.record.reader import RecallWhen, RecordReader
 from llama_index_memory_ext.record.recall import (
     LONGEST_MESSAGE_TOKENS,
     FoundMessage,
     MessageSearch,
-    RecalledText,
+    RecalledMessages,
 )
-from llama_index_memory_ext.record.text import (
-    MIN_ROOM,
-    NO_TEXT,
-    TODAY_HEADING,
-    truncated,
-)
-from llama_index_memory_ext.record.window import (
-    CachePoints,
-    RecallWhen,
-    RecordReader,
-    Window,
-    cache_points_in,
-)
+from llama_index_memory_ext.record.text import MIN_ROOM
 from llama_index_memory_ext.settings import Switch
 from llama_index_memory_ext.text.limits import Limits
 from llama_index_memory_ext.text.messages import RESULT_ROLES
+from llama_index_memory_ext.text.parts import NO_PARTS, TODAY_HEADING, Section
 from llama_index_memory_ext.words.tokens import checked_languages
 
 if TYPE_CHECKING:
@@ -61,6 +57,7 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.background.jobs import Jobs
     from llama_index_memory_ext.record.index import MessageIndex
+    from llama_index_memory_ext.record.window import Window
     from llama_index_memory_ext.store.rows import Snapshot
 
 _MAX_SUMMARY_TOKENS = 1_000
@@ -231,6 +228,8 @@ class CondensedMemoryBlock(LogBlock):
 
     _configured: _ConfiguredSearch | None = PrivateAttr(default=None)
     _usage: dict[str, Usage] = PrivateAttr(default_factory=dict)
+    # The last records by their contents, which LlamaIndex's Memory gives back to be cut.
+    _records: Recent[str, Section] = PrivateAttr(default_factory=Recent)
 
     @field_validator("sticky_token_limit")
     @classmethod
@@ -254,10 +253,25 @@ class CondensedMemoryBlock(LogBlock):
         messages: list[ChatMessage] | None = None,
         *,
         session_id: str | None = None,
-        snapshot: Snapshot | None = None,
         **block_kwargs: Any,
     ) -> str | list[ContentBlock]:
-        """Return the record as text, or as blocks with `cache_points`; empty for a session without messages.
+        """Return the record as text, or as blocks with `cache_points`; empty for a session without messages."""
+        messages = messages or []
+        record = await self.arecord(messages, session_id)
+        content: str | list[ContentBlock] = record.text
+        if self.cache_points and record:
+            used_points = cache_points_in(messages)
+            content = content_blocks(record, self.cache_points, used_points)
+        self._records.put(str(content), record)
+        return content
+
+    async def arecord(
+        self,
+        messages: Sequence[ChatMessage],
+        session_id: str | None = None,
+        snapshot: Snapshot | None = None,
+    ) -> Section:
+        """Return the record for a question in parts; empty for a session without messages.
 
         A memory on the same store gives its `snapshot` of the session.
         """
@@ -265,36 +279,32 @@ class CondensedMemoryBlock(LogBlock):
         session_id = self._see(session_id)
         search = self._search
         started = perf_counter()
-        messages = messages or []
         window = await search.reader.read_within_limits(session_id, snapshot)
         self._store.jobs.last_left.put(session_id, window.last_left)
-        earlier = RecalledText(NO_TEXT)
+        recalled = RecalledMessages()
         if window.has_left:
-            earlier = await search.recall(session_id, messages, window, snapshot)
+            recalled = await search.recall(session_id, messages, window, snapshot)
         if snapshot is None and not self.last_seen(session_id):
             self._advise(messages)
         if not search.reader.has_room(window):
-            return ""
-        self._announce_recall(session_id, earlier, perf_counter() - started)
-        record = search.reader.render(session_id, window, earlier.text)
-        if not (self.cache_points and record):
-            return record
-        return record.content_blocks(self.cache_points, cache_points_in(messages))
+            return NO_PARTS
+        self._announce_recall(session_id, recalled, perf_counter() - started)
+        return search.reader.render(
+            session_id, window, recalled.section, recalled.matches
+        )
 
     async def atruncate(self, content: Any, tokens_to_truncate: int) -> str | None:
         """Return the record as text, shorter by at least this number of tokens; None if nothing is left.
 
-        The recalled messages go first, then the oldest messages.
+        The recalled messages go first, then the oldest messages. Content that is none of
+        the last records of this block goes as a whole.
         """
-        if isinstance(content, str):
-            blocks = [TextBlock(text=content)]
-        else:
-            blocks = content or []
-        text = "".join(block.text for block in blocks if isinstance(block, TextBlock))
+        record = self._records.get(str(content)) or NO_PARTS
         shorter = await asyncio.to_thread(
-            truncated, text, tokens_to_truncate, self.tokenizer_fn
+            record.without, tokens_to_truncate, self.tokenizer_fn
         )
-        return shorter or None
+        self._records.put(shorter.text, shorter)
+        return shorter.text or None
 
     async def anotice(self, session_id: str) -> None:
         """Summarise and embed in the background; raise a StoreError if the given store has no such session."""
@@ -367,9 +377,9 @@ class CondensedMemoryBlock(LogBlock):
         questions = roles.count(MessageRole.USER.value)
         if not questions:
             return []
-        return await self._search.reader.media(
-            session_id, self.media_turns - questions + 1, roles, room, tokens
-        )
+        turns = self.media_turns - questions + 1
+        reader = self._search.reader
+        return await newest_media(reader, session_id, turns, roles, room, tokens)
 
     async def asummary(self, session_id: str = DEFAULT_SESSION_ID) -> str:
         """Return the running summary of the messages that have left the record; "" if there is none."""
@@ -398,9 +408,9 @@ class CondensedMemoryBlock(LogBlock):
         reader = self._search.reader
         window = await reader.read(session_id)
         if self.summarize:
-            window = window.fitted()
+            window = window.until_summary()
         else:
-            window = window.evicted()
+            window = window.within_limits()
         if not reader.has_room(window):
             return RecordSize(summarised=window.summarised)
         verbatim = len(window.instructions) + len(window.entries)
@@ -409,21 +419,21 @@ class CondensedMemoryBlock(LogBlock):
         )
 
     def _announce_recall(
-        self, session_id: str, earlier: RecalledText, seconds: float
+        self, session_id: str, recalled: RecalledMessages, seconds: float
     ) -> None:
         """Send an event about the recalled messages, if there are any."""
-        recalled = earlier.text.matches
-        if not (recalled and has_listeners()):
+        messages = recalled.matches
+        if not (messages and has_listeners()):
             return
         send(
             MessagesRecalledEvent(
                 session_id=session_id,
-                cached=earlier.is_cached,
+                cached=recalled.is_cached,
                 seconds=seconds,
-                tokens=earlier.text.tokens,
+                tokens=recalled.section.tokens,
                 token_limit=self.recall_limit,
-                row_ids=[message.row_ids[0] for message, _ in recalled],
-                scores=[message.similarity for message, _ in recalled],
+                row_ids=[message.row_ids[0] for message in messages],
+                scores=[message.similarity for message in messages],
             )
         )
 

@@ -274,9 +274,7 @@ def _mentions_user(words: list[str]) -> bool:
 _words = partial(words_of_section, "clauses")
 # How many words behind the speaker can tell a change: "I have gone back".
 _NEAR = 3
-# The characters between a statement and its correction, and how many characters of a
-# correction tell that a content copies the correction.
-_PAUSES = " ,.;:!\n\u2014\u3002\uff01\uff0c\u3001"
+# How many characters of a correction tell that a content copies the correction.
 _NOTICED = 12
 
 
@@ -349,8 +347,8 @@ def is_taken_back(statement: str, text: str, span: Span) -> bool:
     if not clause.strip():
         return False
     behind = text[max(text.find(clause), 0) + len(clause) :]
-    correction = behind.lstrip(_PAUSES)[:_NOTICED]
-    if correction and correction in statement:
+    # A content may copy the correction, too.
+    if behind[:_NOTICED] in statement:
         return False
     return _matches("taken_back", behind)
 

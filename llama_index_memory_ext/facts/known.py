@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.store import MemoryStore
     from llama_index_memory_ext.store.readers import Readers
-    from llama_index_memory_ext.text.tokens import CountedText
+    from llama_index_memory_ext.text.parts import Part
 
 
 class _Choice(NamedTuple):
@@ -76,7 +76,7 @@ class UserFacts:
         namespace: str,
         view: AgentView,
         make_ranker: Callable[[], FactRanker],
-        line_of: Callable[[Fact], CountedText],
+        line_of: Callable[[Fact], Part],
         time_zone: tzinfo | None = None,
     ) -> None:
         self.store = store

@@ -32,7 +32,8 @@ from llama_index_memory_ext.search.tfidf import (
     similarities_with_context,
 )
 from llama_index_memory_ext.text.entries import escape_tags
-from llama_index_memory_ext.text.tokens import CountedText, TokenCounter, take_fitting
+from llama_index_memory_ext.text.parts import Part
+from llama_index_memory_ext.text.tokens import TokenCounter, take_fitting
 from llama_index_memory_ext.words import phrases
 from llama_index_memory_ext.words.dates import Period, date_words
 from llama_index_memory_ext.words.tokens import (
@@ -177,10 +178,10 @@ def fact_line(fact: Fact) -> str:
     return f"<fact{text}>{content}</fact>\n"
 
 
-def counted_line(fact: Fact, counter: TokenCounter) -> CountedText:
-    """Return the line of a fact, and its tokens."""
+def counted_line(fact: Fact, counter: TokenCounter) -> Part:
+    """Return the line of a fact as a part of the prompt."""
     line = fact_line(fact)
-    return CountedText(line, counter.count(line))
+    return Part("fact", line, counter.count(line))
 
 
 # The places of a word that a fact and a question have in common.
@@ -309,7 +310,7 @@ class ShowableFacts:
         facts: Iterable[Fact] = (),
         ranker: FactRanker | None = None,
         *,
-        lines: Mapping[str, CountedText] | None = None,
+        lines: Mapping[str, Part] | None = None,
         period: Period | None = None,
         past_ids: Collection[str] = (),
         suppress_failures: Callable[[], AbstractContextManager[None]] = nullcontext,
@@ -832,7 +833,7 @@ def format_facts(
     lines = {fact.id: counted_line(fact, counter) for fact in present}
     showable = ShowableFacts(present, _indexed(present), lines=lines)
     ranking = showable.score(question, context, Weights())
-    return "".join(lines[entry.fact.id] for entry in ranking.fit(max_tokens))
+    return "".join(lines[entry.fact.id].text for entry in ranking.fit(max_tokens))
 
 
 def _turns_in(text: str) -> list[str]:

@@ -454,33 +454,20 @@ class Extractor:
         if not has_listeners():
             return
         stored_facts = (await self.user_facts.read()).facts
-        new = []
-        confirmed = []
-        retired = []
-        pending = []
-        for fact in extracted.changed:
-            # A change that another process had stored already was left out.
-            if fact.id not in stored_facts:
-                continue
-            # A new fact over ``max_facts`` is retired, too.
-            if fact.id not in before.facts:
-                new.append(fact.id)
-            elif not fact.retired:
-                confirmed.append(fact.id)
-            if fact.retired:
-                retired.append(fact.id)
-            elif fact.pending:
-                pending.append(fact.id)
+        # A change that another process had stored already was left out.
+        changed = [fact for fact in extracted.changed if fact.id in stored_facts]
+        holding = [fact for fact in changed if not fact.retired]
         send(
             FactsExtractedEvent(
                 session_id=self.session_id,
                 user_id=display_name(self.user_facts.namespace),
                 agent_id=self.user_facts.view.own,
                 messages=extracted.messages,
-                new=new,
-                confirmed=confirmed,
-                retired=retired,
-                pending=pending,
+                # A new fact over ``max_facts`` is retired, too.
+                new=[fact.id for fact in changed if fact.id not in before.facts],
+                confirmed=[fact.id for fact in holding if fact.id in before.facts],
+                retired=[fact.id for fact in changed if fact.retired],
+                pending=[fact.id for fact in holding if fact.pending],
                 rejections=extracted.reply.rejections,
                 not_stored=extracted.reply.rejected,
                 seconds=extracted.seconds or 0.0,

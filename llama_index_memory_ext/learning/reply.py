@@ -23,7 +23,7 @@ from llama_index_memory_ext.errors import FactReplyError
 from llama_index_memory_ext.fact import CATEGORIES
 from llama_index_memory_ext.learning.categories import read_category
 from llama_index_memory_ext.text.entries import unescape_tags
-from llama_index_memory_ext.text.messages import Json, clean
+from llama_index_memory_ext.text.messages import MOST_CHARACTERS, Json, clean
 from llama_index_memory_ext.words import phrases
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ TAGS = ("transcript", "known_facts", "rejected_facts")
 # may take seconds.
 _MOST_ENTRIES = 1_000
 _MOST_MENDED = 8_000
+
+TOO_LONG = f"it has more than {MOST_CHARACTERS:,} characters, which are not read"
 
 # The names that models give to the parts of an entry, ours first.
 _CONTENTS = str.split("fact content statement claim memory text")
@@ -53,6 +55,11 @@ _PERCENT = 100
 _DEFAULT_CONFIDENCE = 0.9
 # Longer names, in characters, are not compared.
 _LONGEST_NAME = 100
+
+
+def without_thoughts(answer: str) -> str:
+    """Return an answer without the thoughts and the white space around it."""
+    return answer.rpartition("</think>")[2].strip()
 
 
 def read_json(text: str) -> Json:
@@ -239,17 +246,6 @@ def reply_of(entries: Iterable[NewFact]) -> ExtractionReply:
     return ExtractionReply(new_facts=new_facts, retired=retired)
 
 
-def parse_reply(
-    text: str, *, categories: Sequence[str] = CATEGORIES
-) -> ExtractionReply:
-    """Return the reply in an answer, as ``read_facts`` reads it.
-
-    >>> parse_reply("No new facts.").new_facts
-    []
-    """
-    return reply_of(read_facts(text, categories))
-
-
 def read_facts(text: str, categories: Sequence[str]) -> list[NewFact]:
     """Return the facts in an answer, without the text before and after its JSON.
 
@@ -263,7 +259,10 @@ def read_facts(text: str, categories: Sequence[str]) -> list[NewFact]:
     >>> read_facts('Sure! [{"message": 1, "quote": "I prefer tea"}]', CATEGORIES)[0].content
     'I prefer tea'
     """
-    answer = clean(text.rpartition("</think>")[2].strip())
+    answer = without_thoughts(text)
+    if len(answer) > MOST_CHARACTERS:
+        raise FactReplyError(text, TOO_LONG)
+    answer = clean(answer)
     if not answer or _is_nothing(answer):
         return []
     try:

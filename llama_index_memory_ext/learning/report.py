@@ -17,11 +17,13 @@ from llama_index_memory_ext.errors import FactReplyError
 from llama_index_memory_ext.fact import CATEGORIES
 from llama_index_memory_ext.learning.budget import RequestBudget
 from llama_index_memory_ext.learning.reply import (
+    TOO_LONG,
     ExtractionReply,
     NewFact,
     read_facts,
     read_statement,
     reply_of,
+    without_thoughts,
 )
 from llama_index_memory_ext.models.ask import (
     ask_with,
@@ -40,10 +42,6 @@ if TYPE_CHECKING:
     from llama_index.core.llms import LLM
 
     from llama_index_memory_ext.learning.categories import Categories
-
-
-_THOUGHTS_END = "</think>"
-_TOO_LONG = f"it has more than {MOST_CHARACTERS:,} characters, which are not read"
 
 
 class _Form(BaseModel):
@@ -248,35 +246,19 @@ def with_contents(facts: list[NewFact], *, by_tool: bool) -> list[NewFact]:
 
 
 def _texts_of(message: ChatMessage, *, may_be_blank: bool) -> list[str]:
-    """Return the texts to read: the arguments of the calls, or else the words without thoughts before them.
+    """Return the texts to read: the arguments of the calls, or else the words.
 
-    Raises a FactReplyError for an answer that is too long or too deep to be read, and
-    for a blank one that ``may_be_blank`` forbids.
+    Raises a FactReplyError for calls that are too long or too deep to be read, and for
+    blank words that ``may_be_blank`` forbids.
     """
-    words = message.content or ""
-    calls = _arguments_of(message)
-    if calls:
-        return calls
-    # A very long text is measured before any part of it is copied.
-    thoughts = max(words.rfind(_THOUGHTS_END), 0)
-    if len(words) - thoughts > MOST_CHARACTERS:
-        raise FactReplyError(words, _TOO_LONG)
-    words = words[thoughts:].removeprefix(_THOUGHTS_END)
-    if not may_be_blank and not words.strip():
-        raise FactReplyError(words, "it is empty")
-    return [words]
-
-
-def _arguments_of(message: ChatMessage) -> list[str]:
-    """Return the arguments of the calls of an answer, each as one text."""
     words = message.content or ""
     blocks = [block for block in message.blocks if isinstance(block, ToolCallBlock)]
     if is_longer([block.tool_kwargs for block in blocks], MOST_CHARACTERS):
-        raise FactReplyError(words, _TOO_LONG)
+        raise FactReplyError(words, TOO_LONG)
     try:
         calls = [call.arguments for call in calls_of(message)]
     except (RecursionError, ValueError):
         raise FactReplyError(words, "its arguments are no JSON") from None
-    if is_longer(calls, MOST_CHARACTERS):
-        raise FactReplyError(words, _TOO_LONG)
-    return calls
+    if not (calls or may_be_blank or without_thoughts(words)):
+        raise FactReplyError(words, "it is empty")
+    return calls or [words]

@@ -14,8 +14,8 @@ from typing_extensions import Self, Unpack
 
 from llama_index_memory_ext.background.locks import lock_for, single_run
 from llama_index_memory_ext.background.loop import in_sync
-from llama_index_memory_ext.blocks.facts import FactsOptions, RelevantFactsBlock
-from llama_index_memory_ext.blocks.record import CondensedMemoryBlock, CondensedOptions
+from llama_index_memory_ext.blocks.facts import RelevantFactsBlock
+from llama_index_memory_ext.blocks.record import CondensedMemoryBlock
 from llama_index_memory_ext.errors import (
     MessageError,
     SessionOwnerError,
@@ -24,11 +24,7 @@ from llama_index_memory_ext.errors import (
 )
 from llama_index_memory_ext.events import failure_handler
 from llama_index_memory_ext.formats import Layout, messages_to_json, moved_from_json
-from llama_index_memory_ext.memory.fields import (
-    ErrorHandler,
-    MemoryFields,
-    Redact,
-)
+from llama_index_memory_ext.memory.fields import MemoryFields, MemoryOptions
 from llama_index_memory_ext.memory.prompt import assemble, read_prompt, read_turn
 from llama_index_memory_ext.memory.search import MemorySearchResult, check_search
 from llama_index_memory_ext.memory.settings import (
@@ -75,7 +71,6 @@ from llama_index_memory_ext.text.turns import (
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Sequence
     from contextlib import AbstractAsyncContextManager
-    from datetime import tzinfo
 
     from llama_index.core.base.embeddings.base import BaseEmbedding
     from llama_index.core.llms.llm import LLM
@@ -87,7 +82,6 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.memory.backfill import Backfilled
     from llama_index_memory_ext.memory.stats import MemoryStats
     from llama_index_memory_ext.record.recall import FoundMessage
-    from llama_index_memory_ext.record.window import CachePoints
     from llama_index_memory_ext.store.address import Address
     from llama_index_memory_ext.store.encryption import EncryptionKey
 
@@ -97,22 +91,6 @@ _WAITS = ", then wait for extraction, summary and embeddings of this session"
 
 async def _wait_for_jobs(memory: CondensedMemory) -> None:
     await memory.sql_store.jobs.wait_for_session(memory.session_id)
-
-
-class MemoryOptions(CondensedOptions, FactsOptions, total=False):
-    """The settings of a memory and of its blocks that ``CondensedMemory.from_defaults`` takes by name.
-
-    ``help`` of that function documents them.
-    """
-
-    user_id: str | None
-    shared: bool
-    cache_points: CachePoints
-    redact: Redact
-    on_error: ErrorHandler
-    temporary: bool
-    time_zone: str | tzinfo | None
-    languages: Sequence[str] | None
 
 
 class CondensedMemory(MemoryFields):
@@ -411,7 +389,7 @@ class CondensedMemory(MemoryFields):
         await self.facts_block.aopen(
             self.session_id, question.content if question else None
         )
-        unread = await self.facts_block.await_learned(self.session_id)
+        unread = await self.facts_block.learning.wait_for_others(self.session_id)
         async with self._calls():
             turn = (await read_turn(self, question))._replace(unread=unread)
             prompt = await read_prompt(self, turn, initial_token_count, block_kwargs)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from datetime import tzinfo  # noqa: TC003 - programs read the types of MemoryOptions
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, model_validator
@@ -13,14 +14,14 @@ from pydantic import AfterValidator, ConfigDict
 from typing_extensions import Self
 
 from llama_index_memory_ext.blocks import Counter, LogBlock
-from llama_index_memory_ext.blocks.facts import RelevantFactsBlock
-from llama_index_memory_ext.blocks.record import CondensedMemoryBlock
+from llama_index_memory_ext.blocks.facts import FactsOptions, RelevantFactsBlock
+from llama_index_memory_ext.blocks.record import CondensedMemoryBlock, CondensedOptions
 from llama_index_memory_ext.errors import SettingError, StoreError
 from llama_index_memory_ext.events import MemoryFailure
 from llama_index_memory_ext.memory.search import MemorySearchResult
 from llama_index_memory_ext.memory.settings import DEFAULT_TOKEN_LIMIT
 from llama_index_memory_ext.memory.template import MemoryBlocksTemplate
-from llama_index_memory_ext.record.window import CachePoints
+from llama_index_memory_ext.record.cache_points import CachePoints
 from llama_index_memory_ext.settings import Switch, TimeZone, build_checked
 from llama_index_memory_ext.store import MemoryStore
 from llama_index_memory_ext.text.tokens import TokenCounter
@@ -46,6 +47,22 @@ def _checked_handler(handler: Any) -> Any:
 ErrorHandler: TypeAlias = Annotated[
     Callable[[MemoryFailure], object] | None, AfterValidator(_checked_handler)
 ]
+
+
+class MemoryOptions(CondensedOptions, FactsOptions, total=False):
+    """The settings of a memory and of its blocks that ``CondensedMemory.from_defaults`` takes by name.
+
+    ``help`` of that function documents them.
+    """
+
+    user_id: str | None
+    shared: bool
+    cache_points: CachePoints
+    redact: Redact
+    on_error: ErrorHandler
+    temporary: bool
+    time_zone: str | tzinfo | None
+    languages: Sequence[str] | None
 
 
 class MemoryFields(Memory):

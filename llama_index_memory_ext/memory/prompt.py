@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,6 +24,7 @@ from llama_index_memory_ext.memory.writing import (
     write,
 )
 from llama_index_memory_ext.store.rows import LogRow, ReadPosition, Snapshot
+from llama_index_memory_ext.text.parts import NO_PARTS, Section
 from llama_index_memory_ext.text.turns import ends_with_answer
 
 if TYPE_CHECKING:
@@ -138,7 +140,7 @@ async def read_prompt(
     media = await memory.condensed_block.amedia(
         memory.session_id, roles, fitted.tokens_left, partial(tokens_of_message, memory)
     )
-    sources = _sources_in(memory, contents, fitted.contents)
+    sources = _sources_in(memory, fitted.contents)
     return Prompt(turn, fitted, media, sources)
 
 
@@ -160,35 +162,36 @@ async def _ask_blocks(
     """
     record = memory.condensed_block
     facts = memory.facts_block
-    profile = ""
+    profile = NO_PARTS
     contents: dict[str, Any] = {}
     blocks: list[Any] = sorted(
         memory.memory_blocks, key=lambda block: block.priority, reverse=True
     )
     for block in blocks:
-        kwargs = dict(block_kwargs)
         # The snapshot has the position of this record and the facts of this user.
-        is_own = block is record or block is facts
-        if is_own and block.store is memory.sql_store:
-            kwargs["snapshot"] = turn.snapshot
+        snapshot = None
+        if isinstance(block, LogBlock) and block.store is memory.sql_store:
+            snapshot = turn.snapshot
         content: Any
         if block is facts:
             selected = await facts.aselect(
                 turn.query,
                 memory.session_id,
-                kwargs.get("snapshot"),
+                snapshot,
                 _record_in(memory, contents, turn, room),
                 turn.unread,
             )
             profile = selected.profile
             content = selected.question
+        elif block is record:
+            content = await record.arecord(turn.query, memory.session_id, snapshot)
         else:
             content = await block.aget(
-                turn.query, session_id=memory.session_id, **kwargs
+                turn.query, session_id=memory.session_id, **block_kwargs
             )
         if not content:
             continue
-        if not isinstance(content, str | list):
+        if not isinstance(content, str | list | Section):
             raise ValueError(  # noqa: TRY004 - LlamaIndex raises the same
                 f"Block {block.name!r} returned {type(content).__name__}; expected str or a list of content blocks."
             )
@@ -218,7 +221,7 @@ def _record_in(
     row_ids = frozenset([*active, *whole, *window.sticky_heat])
     recalled_ids = set[int]()
     limits = block.token_limit + memory.facts_block.token_limit
-    for message, _ in getattr(record, "matches", ()):
+    for message in record.sources:
         if message.is_whole and limits <= room:
             recalled_ids.update(message.row_ids)
     return RecordInPrompt(
@@ -239,9 +242,14 @@ async def _fit(
         contents = dict(fitted.contents)
         block = _block_to_truncate(memory, contents)
         if block is not None:
-            contents[block.name] = await block.atruncate(
-                contents[block.name], -fitted.tokens_left
-            )
+            content = contents[block.name]
+            excess = -fitted.tokens_left
+            if isinstance(content, Section):
+                contents[block.name] = await asyncio.to_thread(
+                    content.without, excess, memory.tokenizer_fn
+                )
+            else:
+                contents[block.name] = await block.atruncate(content, excess)
         elif contents.pop(PROFILE_NAME, None) is None:
             break
         fitted = await _join(memory, contents, room, turn)
@@ -255,9 +263,7 @@ async def _join(
     split_contents = contents
     tokens_left = -1
     if isinstance(shape, template.MemoryBlocksTemplate):
-        split_contents = template.with_record_in_blocks(
-            contents, memory.cache_points, turn
-        )
+        split_contents = template.content_of(contents, memory.cache_points, turn)
         tokens_left = room - template.max_tokens(contents, memory.tokenizer_fn)
     parts: list[tuple[str, list[ContentBlock]]] = []
     messages: list[ChatMessage] = []
@@ -265,6 +271,8 @@ async def _join(
         content = split_contents.get(name)
         if not content:
             continue
+        if isinstance(content, Section):
+            content = content.text
         if isinstance(content, str):
             content = [TextBlock(text=content)]
         if isinstance(content[0], ChatMessage):
@@ -321,23 +329,9 @@ def assemble(
     return [template.without_blank_texts(message) for message in messages]
 
 
-def _sources_in(
-    memory: MemoryFields, contents: dict[str, Any], fitted_contents: dict[str, Any]
-) -> MemorySearchResult:
-    """Return the facts and recalled messages of the contents whose texts are still in the fitted contents."""
-    facts = []
-    for name in (PROFILE_NAME, memory.facts_block.name):
-        text = str(fitted_contents.get(name))
-        facts += _sources_within(text, contents.get(name))
-    record = memory.condensed_block.name
-    # Other tags stand around the same words in the messages of the record.
-    text = str(fitted_contents.get(record))
-    return MemorySearchResult(
-        tuple(facts), tuple(_sources_within(text, contents.get(record)))
-    )
-
-
-def _sources_within(text: str, content: Any) -> list[Any]:
-    """Return the facts or messages that a block has selected for its content and that the text holds."""
-    selected = getattr(content, "matches", ())
-    return [source for source, source_text in selected if source_text in text]
+def _sources_in(memory: MemoryFields, contents: dict[str, Any]) -> MemorySearchResult:
+    """Return the facts and recalled messages that the contents show."""
+    profile = contents.get(PROFILE_NAME, NO_PARTS)
+    facts = contents.get(memory.facts_block.name, NO_PARTS)
+    record = contents.get(memory.condensed_block.name, NO_PARTS)
+    return MemorySearchResult((*profile.sources, *facts.sources), tuple(record.sources))

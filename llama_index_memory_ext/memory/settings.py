@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     from llama_index_memory_ext.blocks.record import CondensedMemoryBlock
-    from llama_index_memory_ext.record.window import CachePoints
+    from llama_index_memory_ext.record.cache_points import CachePoints
     from llama_index_memory_ext.store.address import Address
     from llama_index_memory_ext.store.encryption import EncryptionKey
 

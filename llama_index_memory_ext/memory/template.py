@@ -15,19 +15,21 @@ from llama_index.core.base.llms.types import (
 from llama_index.core.prompts import RichPromptTemplate
 
 from llama_index_memory_ext.facts.ranking import PROFILE_NAME
-from llama_index_memory_ext.record.window import (
+from llama_index_memory_ext.record.cache_points import (
     MOST_CACHE_POINTS,
     CachePoints,
-    RecordText,
     cache_point,
     cache_points_in,
+    content_blocks,
 )
 from llama_index_memory_ext.text.entries import body_of, escape_tags
 from llama_index_memory_ext.text.messages import ID_KEY, SPEAKER_KEY, clean, has_content
-from llama_index_memory_ext.text.tokens import CountedText, TokenCounter
+from llama_index_memory_ext.text.parts import Section
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from llama_index_memory_ext.text.tokens import TokenCounter
 
 
 class MemoryBlocksTemplate(RichPromptTemplate):
@@ -90,30 +92,33 @@ def _whole_lines(block: ContentBlock) -> str:
     return block.text if block.text.endswith("\n") else f"{block.text}\n"
 
 
-def with_record_in_blocks(
+def content_of(
     contents: Mapping[str, Any],
     cache_points: CachePoints,
     messages: Sequence[ChatMessage],
 ) -> dict[str, Any]:
-    """Return the content of each memory block by its name, the record as text blocks with cache points.
+    """Return the content of each memory block for LlamaIndex, the record as text blocks with cache points.
 
     A prompt has at most four cache points; other memory blocks and the ``messages`` may
     have some already. A cache point follows the profile, if the points of the
     record leave two: a request may mark its end, too.
     """
     used_points = cache_points_in(messages)
+    record_points = 0
     for content in contents.values():
         if isinstance(content, list):
             used_points += sum(isinstance(block, CachePoint) for block in content)
+        elif isinstance(content, Section):
+            record_points += list(content.cache_marks.values()).count("point")
     split_contents = dict(contents)
     for name, content in contents.items():
-        if isinstance(content, RecordText):
-            marks_left = MOST_CACHE_POINTS - used_points - len(content.marks)
-            if cache_points and marks_left > 1 and PROFILE_NAME in contents:
-                profile = TextBlock(text=contents[PROFILE_NAME])
-                split_contents[PROFILE_NAME] = [profile, cache_point(cache_points)]
-                used_points += 1
-            split_contents[name] = content.content_blocks(cache_points, used_points)
+        if not (content and isinstance(content, Section)):
+            continue
+        split_contents[name] = content_blocks(content, cache_points, used_points)
+        free_points = MOST_CACHE_POINTS - used_points - record_points
+        if name == PROFILE_NAME and cache_points and free_points > 1:
+            split_contents[name].append(cache_point(cache_points))
+            used_points += 1
     return split_contents
 
 
@@ -141,13 +146,16 @@ def joined(
 def max_tokens(contents: Mapping[str, object], counter: TokenCounter) -> int:
     """Return a number of tokens that contents do not exceed in our template.
 
-    ``sys.maxsize`` stands for contents other than texts, whose tokens are unknown.
+    ``sys.maxsize`` stands for contents other than sections and texts, whose tokens are unknown.
     """
     tokens = 0
-    for name, text in contents.items():
-        if not isinstance(text, str):
+    for name, content in contents.items():
+        if isinstance(content, Section):
+            tokens += content.tokens
+        elif isinstance(content, str):
+            tokens += counter.count(content)
+        else:
             return sys.maxsize
-        tokens += text.tokens if isinstance(text, CountedText) else counter.count(text)
         tokens += len(f"<{name}>\n</{name}>\n\n".encode())
     # No token is shorter than a byte.
     return tokens + len("<memory>\n</memory>\n\n")

@@ -11,7 +11,7 @@ from llama_index_memory_ext.background.jobs import log_failure
 from llama_index_memory_ext.background.locks import is_running
 from llama_index_memory_ext.blocks import LogBlock
 from llama_index_memory_ext.errors import StoreTimeoutError
-from llama_index_memory_ext.record.window import has_answer_before_question
+from llama_index_memory_ext.record.media import has_answer_before_question
 from llama_index_memory_ext.store.rows import SessionAccess
 from llama_index_memory_ext.text.entries import (
     MEDIA_TOKENS,

@@ -13,8 +13,7 @@ import numpy as np
 from llama_index.core.base.llms.types import MessageRole
 
 from llama_index_memory_ext.background.locks import thread_lock
-from llama_index_memory_ext.record.text import DAY_HEADING, clip_entries
-from llama_index_memory_ext.record.window import entries_of
+from llama_index_memory_ext.record.text import clip_entries, entries_of
 from llama_index_memory_ext.search import tfidf
 from llama_index_memory_ext.store.rows import LogRow, day_of, times_of
 from llama_index_memory_ext.text.entries import (
@@ -26,6 +25,7 @@ from llama_index_memory_ext.text.entries import (
 )
 from llama_index_memory_ext.text.limits import excerpt
 from llama_index_memory_ext.text.messages import calls_of, now_in
+from llama_index_memory_ext.text.parts import DAY_HEADING
 from llama_index_memory_ext.text.turns import spoken, turns_in
 from llama_index_memory_ext.words.asking import asks_about_now, change_words
 from llama_index_memory_ext.words.dates import Period, date_words, relative_periods

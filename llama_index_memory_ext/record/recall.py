@@ -21,18 +21,25 @@ from llama_index_memory_ext.record.index import (
     RecallBudget,
 )
 from llama_index_memory_ext.record.text import (
-    EARLIER_CLOSING,
-    EARLIER_OPENING,
-    NO_TEXT,
-    earlier_element,
+    earlier_section,
 )
 from llama_index_memory_ext.search import tfidf
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
 from llama_index_memory_ext.store.readers import rows_in_epoch
 from llama_index_memory_ext.store.rows import LogRow, ReadPosition, Snapshot
 from llama_index_memory_ext.store.vectors import KeptVectors
-from llama_index_memory_ext.text.messages import ASSISTANT_ROLES, ID_KEY, calls_of
-from llama_index_memory_ext.text.tokens import CountedText
+from llama_index_memory_ext.text.entries import tokens_of
+from llama_index_memory_ext.text.messages import (
+    ASSISTANT_ROLES,
+    ID_KEY,
+    calls_of,
+)
+from llama_index_memory_ext.text.parts import (
+    NO_PARTS,
+    TAGS,
+    Part,
+    Section,
+)
 from llama_index_memory_ext.text.turns import question_in
 from llama_index_memory_ext.words.asking import asking_share, asks
 from llama_index_memory_ext.words.tokens import terms_in
@@ -43,7 +50,8 @@ if TYPE_CHECKING:
 
     from llama_index.core.base.embeddings.base import BaseEmbedding
 
-    from llama_index_memory_ext.record.window import RecallWhen, RecordReader, Window
+    from llama_index_memory_ext.record.reader import RecallWhen, RecordReader
+    from llama_index_memory_ext.record.window import Window
     from llama_index_memory_ext.store.transaction import Transaction
     from llama_index_memory_ext.text.entries import Entry
     from llama_index_memory_ext.text.tokens import TokenCounter
@@ -108,10 +116,17 @@ class _ShownMessage(NamedTuple):
     entries: list[Entry]
 
 
-class RecalledText(NamedTuple):
-    """The recalled messages as the record shows them; ``is_cached``: as for the request before."""
+class RecalledMessages(NamedTuple):
+    """Recalled messages.
 
-    text: CountedText
+    Attributes:
+        section: The messages as the record shows them, without sticky messages.
+        matches: All messages.
+        is_cached: Whether they are those of the request before.
+    """
+
+    section: Section = NO_PARTS
+    matches: Sequence[FoundMessage] = ()
     is_cached: bool = False
 
 
@@ -131,7 +146,7 @@ class _Recalled(NamedTuple):
     """The last request in a session, and the messages that it recalled."""
 
     request: _Request
-    text: CountedText
+    messages: RecalledMessages
 
 
 @dataclass(frozen=True)
@@ -205,7 +220,7 @@ class MessageSearch:
         messages: Sequence[ChatMessage],
         window: Window,
         snapshot: Snapshot | None = None,
-    ) -> RecalledText:
+    ) -> RecalledMessages:
         """Return the messages before the window that match the current question, "" for none.
 
         They have the tokens of ``recall_budget``. After a restart, a long log is indexed in the
@@ -213,14 +228,14 @@ class MessageSearch:
         of the session spares a query.
         """
         counter = self.reader.counter
-        tags = counter.count(EARLIER_OPENING + EARLIER_CLOSING)
+        tags = counter.count("".join(TAGS["recalled"]))
         limit = self.reader.recall_limit - tags
         if limit <= 0:
-            return RecalledText(NO_TEXT)
+            return RecalledMessages()
         await self._take_snapshot(session_id, snapshot)
         index = await self._current_index(session_id, window.seen)
         if index is None:
-            return RecalledText(NO_TEXT)
+            return RecalledMessages()
         question, context = question_in(messages, index.turns, CONTEXT_TURNS)
         if len(set(terms_in(question[:_QUESTION_CHARACTERS]))) > _ENOUGH_TERMS:
             context = []
@@ -244,7 +259,7 @@ class MessageSearch:
         key = ("recalled", *self._settings)
         last: _Recalled | None = self.reader.store.cache.get(session_id, key)
         if last and last.request == request:
-            return RecalledText(last.text, is_cached=True)
+            return last.messages._replace(is_cached=True)
         message_limit = max(int(limit * _MESSAGE_SHARE), min(limit, SHORT_TOKENS))
 
         heat: dict[int, float] = {}
@@ -265,13 +280,13 @@ class MessageSearch:
         )
         if messages_shown is None:
             # Rows were deleted after the record was read.
-            return RecalledText(NO_TEXT)
+            return RecalledMessages()
         self.reader.heat_up(session_id, window, heat)
-        text = recalled_text(messages_shown, window.sticky_heat, counter)
+        recalled = recalled_messages(messages_shown, window.sticky_heat, counter)
         # Vectors may come later, and a failed index is made anew.
         if index.embeddings is None and index.epoch == window.seen.epoch:
-            self.reader.store.cache.put(session_id, key, _Recalled(request, text))
-        return RecalledText(text)
+            self.reader.store.cache.put(session_id, key, _Recalled(request, recalled))
+        return recalled
 
     async def _take_snapshot(self, session_id: str, snapshot: Snapshot | None) -> None:
         """Index the new rows of a snapshot if it has all rows behind a complete index; nothing without a snapshot."""
@@ -508,23 +523,20 @@ def show_messages(
     return shown_messages
 
 
-def recalled_text(
+def recalled_messages(
     messages: Sequence[_ShownMessage], sticky: Container[int], counter: TokenCounter
-) -> CountedText:
-    """Return the element of recalled messages without sticky messages; it knows each message with its text."""
-    element = earlier_element(
-        [
-            (message.day, entries)
-            for message, entries in messages
-            if message.row_ids[0] not in sticky
-        ],
-        counter,
-    )
-    matches = [
-        (message, "".join(entry.text for entry in entries))
-        for message, entries in messages
-    ]
-    return CountedText(element, element.tokens, matches)
+) -> RecalledMessages:
+    """Return the messages, and their parts in the record without sticky messages."""
+    parts = []
+    for message, entries in messages:
+        if message.row_ids[0] not in sticky:
+            text = "".join(entry.text for entry in entries)
+            tokens = tokens_of(entries)
+            parts.append(
+                Part("recalled", text, tokens, message.day, sources=(message,))
+            )
+    section = earlier_section(parts, counter)
+    return RecalledMessages(section, [message for message, _ in messages])
 
 
 def answered_rows(rows: Sequence[LogRow]) -> Sequence[LogRow]:

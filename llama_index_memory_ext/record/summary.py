@@ -46,7 +46,8 @@ if TYPE_CHECKING:
     from llama_index.core.llms import LLM
 
     from llama_index_memory_ext.background.jobs import JobKey, Jobs
-    from llama_index_memory_ext.record.window import RecordReader, Window
+    from llama_index_memory_ext.record.reader import RecordReader
+    from llama_index_memory_ext.record.window import Window
     from llama_index_memory_ext.store.rows import LogRow
     from llama_index_memory_ext.text.tokens import TokenCounter
 
@@ -157,7 +158,7 @@ async def summarise(
     window = await reader.read(session_id)
     while window.has_overflow or window.is_over:
         window = await reader.with_short_results(session_id, window)
-        remaining = window.cut().entries
+        remaining = window.after_cut().entries
         if not remaining or remaining[0].row_id <= window.seen.position + 1:
             return
         started = perf_counter()

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from llama_index_memory_ext.record.index import MessageIndex
 from llama_index_memory_ext.store.rows import day_of, times_of
 from llama_index_memory_ext.text.entries import escape_tags
-from llama_index_memory_ext.text.tokens import CountedText, take_fitting
+from llama_index_memory_ext.text.parts import Part, Section, counted_section
+from llama_index_memory_ext.text.tokens import take_fitting
 from llama_index_memory_ext.text.turns import spoken
 
 if TYPE_CHECKING:
@@ -29,8 +30,8 @@ def show_unread(
     *,
     languages: tuple[str, ...] | None = None,
     zone: tzinfo | None = None,
-) -> CountedText:
-    """Return messages of a user within ``limit`` tokens, oldest first, a line for each; "" for none.
+) -> Section:
+    """Return messages of a user within ``limit`` tokens, oldest first, a line for each; empty for none.
 
     The messages that match the question are chosen first, and then the newest messages.
     A long message is clipped.
@@ -55,9 +56,7 @@ def show_unread(
         words = escape_tags(counter.clip(text, int(limit * _MESSAGE_SHARE)))
         day = day_of(said_at)
         date = f' date="{day}"' if day else ""
-        lines[row.id] = f'<fact{date}>The user, in another chat: "{words}"</fact>\n'
-    chosen = take_fitting(
-        best_first, lambda row_id: counter.count(lines[row_id]), limit
-    )
-    text = "".join(lines[row_id] for row_id in sorted(chosen))
-    return CountedText(text, counter.count(text))
+        line = f'<fact{date}>The user, in another chat: "{words}"</fact>\n'
+        lines[row.id] = Part("unread", line, counter.count(line), row_id=row.id)
+    chosen = take_fitting(best_first, lambda row_id: lines[row_id].tokens, limit)
+    return counted_section([lines[row_id] for row_id in sorted(chosen)], counter)

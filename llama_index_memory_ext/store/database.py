@@ -160,7 +160,7 @@ class Database:
             claims.extend(transaction.claims)
             return result
 
-        # As callers know the function: "Log.append".
+        # As callers know the function: "KeptVectors.write".
         name = function.__qualname__.partition(".<locals>")[0].replace("._", ".")
         locks = self._locks_for(sessions, users, writes=writes)
         result = await self._call(

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from html import escape
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from llama_index.core.base.llms.types import (
     ChatMessage,
@@ -60,7 +60,6 @@ MEDIA_TOKENS = {"image": 256, "audio": 256, "video": 256, "document": 2048}
 _SOURCE_FIELDS = ("title", "document_title", "filename", "url", "cited_text")
 _NAME_CHARACTERS = 200
 _ROLE = "<message role="
-_ROLE_OF_ENTRY = re.compile(r'<message (?:role=")?(\w+)')
 _UNSEEN = f"[\u200c\u200d{CONTROLS}]"
 # A longer search would keep other threads waiting: it does not release the
 # interpreter's lock.
@@ -82,17 +81,21 @@ class Entry:
 
     A brief entry is ``<message user>the text`` and a newline; the next tag is its end.
 
-    ``tokens``: with the heading.
-    ``day``: the day of the message, "" if unknown.
-    ``heading``: a line above the first entry of a day.
+    ``role``: the role of the message: "user", "assistant", ...
+    ``kind``, ``day``, ``sources``: as of a ``Part`` of the prompt.
+    ``tokens``: with the heading of its day.
+    ``heading_tokens``: the tokens of the heading; 0 if the day begins with another entry.
     """
 
     row_id: int
+    role: str
     text: str
     tokens: int
     has_media: bool = False
     day: str = ""
-    heading: str = ""
+    heading_tokens: int = 0
+    kind: Literal["message", "instructions", "sticky"] = "message"
+    sources: tuple[Any, ...] = ()
 
     @property
     def tags(self) -> tuple[str, str]:
@@ -106,11 +109,6 @@ class Entry:
         """The text between the tags."""
         opening, closing = self.tags
         return self.text[len(opening) : -len(closing)]
-
-    @property
-    def role(self) -> str:
-        """The role of the message: "user", "assistant", ..."""
-        return str(_ROLE_OF_ENTRY.findall(self.text)[0])
 
     @property
     def is_result(self) -> bool:
@@ -154,7 +152,7 @@ def entry_of(
     else:
         text = f'{_ROLE}"{role}"{attributes}>{body}{CLOSING}'
     has_media = any(block.block_type in MEDIA_TOKENS for block in message.blocks)
-    return Entry(row_id, text, counter.count(text), has_media, day)
+    return Entry(row_id, role, text, counter.count(text), has_media, day)
 
 
 def plain_entry(
@@ -179,7 +177,7 @@ def plain_entry(
         texts.append(block["text"])
     body = escape_tags("\n".join(filter(None, texts)), tags)
     text = _brief(stored["role"], _attribute("name", speaker), body)
-    return Entry(row_id, text, tokens)
+    return Entry(row_id, stored["role"], text, tokens)
 
 
 def _brief(role: str, attributes: str, body: str) -> str:

@@ -12,13 +12,11 @@ from functools import cache, lru_cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from typing_extensions import Self
-
 from llama_index_memory_ext.background.locks import at_fork
 from llama_index_memory_ext.errors import SettingError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
     import tiktoken
 
@@ -60,31 +58,6 @@ at_fork(
     after_in_child=_loading.release,
 )
 _loaded: set[str] = set()
-
-
-class CountedText(str):
-    """A text with its number of tokens, and the matches of a question that it shows.
-
-    ``tokens``: the number of tokens.
-    ``matches``: each match with its text.
-    """
-
-    __slots__ = ("matches", "tokens")
-
-    tokens: int
-    matches: Sequence[tuple[Any, str]]
-
-    def __new__(
-        cls, text: str, tokens: int, matches: Sequence[tuple[Any, str]] = ()
-    ) -> Self:
-        """Return the text with these attributes."""
-        counted = super().__new__(cls, text)
-        counted.tokens = tokens
-        counted.matches = matches
-        return counted
-
-    def __reduce__(self) -> tuple[type[str], tuple[str]]:
-        return str, (str(self),)
 
 
 class TokenCounter:

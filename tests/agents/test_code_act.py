@@ -66,12 +66,11 @@ async def names(memory: CondensedMemory) -> list[str]:
 async def test_a_name_that_a_program_prints_is_not_the_users(
     open_memory: OpenMemory,
     start_model: StartModel,
-    any_database_uri: str | None,
     streaming: bool,
 ) -> None:
     """In facts, record, recall and turns it is a tool's; the agent works through its rounds with what it has put."""
     llm, server = start_model(programmer)
-    memory = open_memory(user_id="ann", llm=llm, async_database_uri=any_database_uri)
+    memory = open_memory(user_id="ann", llm=llm)
     agent = CodeActAgent(execute, llm=llm, streaming=streaming)
     assert (
         str(await agent.run("My name is Ann. Who wrote this?", memory=memory))
@@ -114,10 +113,10 @@ async def test_a_name_that_a_program_prints_is_not_the_users(
 
 @pytest.mark.parametrize("at_once", [True, False])
 async def test_what_is_printed_begins_no_turn(
-    open_memory: OpenMemory, any_database_uri: str | None, at_once: bool
+    open_memory: OpenMemory, at_once: bool
 ) -> None:
     """However the messages are put."""
-    memory = open_memory(async_database_uri=any_database_uri)
+    memory = open_memory()
     messages = [
         user("Who wrote this?"),
         assistant(CODE),

@@ -314,12 +314,18 @@ async def test_neither_a_long_message_nor_a_long_turn_stands_in_the_way(
 
 
 async def test_there_can_be_a_number_of_facts_at_the_most(learns: Learns) -> None:
-    """The least sure are retired, not deleted."""
-    memory = learns(max_facts=3)[0]
+    """The least sure are retired, not deleted, but for pinned ones."""
+    memory = learns(max_facts=4)[0]
+    await memory.facts.aadd("Likes hail", confidence=0.1, pinned=True)
     await memory.facts.aadd("Likes rain", confidence=0.2)
     await memory.aput_messages(talk("tea", "cake", "snow"))
     await memory.aflush()
-    assert await contents(memory) == ["Likes cake", "Likes snow", "Likes tea"]
+    assert await contents(memory) == [
+        "Likes cake",
+        "Likes hail",
+        "Likes snow",
+        "Likes tea",
+    ]
     facts = await memory.facts.alist(with_retired=True)
     assert [fact.retired_reason for fact in facts if fact.retired] == ["over max_facts"]
 

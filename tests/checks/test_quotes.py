@@ -65,6 +65,7 @@ def test_what_was_not_said_is_not_found(quote: str) -> None:
 @pytest.mark.parametrize("answer", ["Yes", "No.", "好", "3"])
 def test_a_short_answer_is_its_own_quote(answer: str) -> None:
     assert find_quote(answer, answer) is not None
+    assert find_quote("no", "No, thanks.") is not None
     assert find_quote("no", "I have no more words than these") is None
 
 

@@ -26,8 +26,8 @@ from rich.cells import cell_len
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore
 from llama_index_memory_ext.__main__ import load_app
 from llama_index_memory_ext.apps.cli import plain
-from llama_index_memory_ext.apps.cli.data import find_pieces, holds_deleted
 from llama_index_memory_ext.apps.cli.facts import WORDS_STAY, short_ids
+from llama_index_memory_ext.apps.cli.leftovers import find_pieces, holds_deleted
 from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.store.rows import SessionAccess
 from llama_index_memory_ext.store.versions import SCHEMA_VERSION

@@ -360,6 +360,7 @@ def test_batches_hold_whole_turns_of_one_day_and_no_more_than_fits(
         for (starts, tokens, _), day in zip(rows, days_in_order, strict=True)
     ]
     assert batch_end([], [], [], token_limit=100) == 0
+    assert batch_end([True, False], [101, 1], [None, None], token_limit=100) == 1
     while left:
         starts, tokens, days = zip(
             *[(one[0], one[1], date(2024, 1, one[2])) for one in left], strict=True

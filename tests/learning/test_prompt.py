@@ -29,10 +29,11 @@ from llama_index_memory_ext.fact import Fact
 from llama_index_memory_ext.learning.budget import RequestBudget, request_budget
 from llama_index_memory_ext.learning.categories import check_categories
 from llama_index_memory_ext.learning.prompt import extraction_prompt
-from llama_index_memory_ext.learning.reply import ExtractionReply, parse_reply
+from llama_index_memory_ext.learning.reply import ExtractionReply
 from llama_index_memory_ext.learning.report import ask_for_facts
 from llama_index_memory_ext.text.turns import Utterance
 from llama_index_memory_ext.words import visible
+from tests.learning.learning import parse_reply
 from tests.openai_server import Message, call, say
 from tests.scripted_models import StartClient, StartModel
 

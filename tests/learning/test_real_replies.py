@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from llama_index_memory_ext.fact import Fact
-from llama_index_memory_ext.learning.reply import parse_reply
 from llama_index_memory_ext.learning.validation import ValidatedReply, validate_reply
 from llama_index_memory_ext.text.turns import Utterance
+from tests.learning.learning import parse_reply
 from tests.words import rows
 
 NOW = datetime(2026, 11, 24, 12, tzinfo=timezone.utc)

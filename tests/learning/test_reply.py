@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llama_index_memory_ext.errors import FactReplyError
-from llama_index_memory_ext.learning.reply import NewFact, parse_reply
+from llama_index_memory_ext.learning.reply import NewFact
+from tests.learning.learning import parse_reply
 
 TEA: dict[str, Any] = {
     "message": 1,

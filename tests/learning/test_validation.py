@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llama_index_memory_ext.fact import Fact
+from llama_index_memory_ext.fact import Fact, retire
 from llama_index_memory_ext.learning.rejections import TOOL_CHECKS
 from llama_index_memory_ext.learning.reply import ExtractionReply
 from llama_index_memory_ext.learning.validation import ValidatedReply, validate_reply
@@ -309,6 +309,24 @@ def test_what_the_user_says_again_is_confirmed_once_and_surer() -> None:
     assert fact.confidence == pytest.approx(0.86)
     outcome = gated(new("Drinks coffee every morning", "you like tea"))
     assert (outcome.confirmed, outcome.rejections) == ((), {"not_the_users_words": 1})
+
+
+def test_a_fact_that_is_true_again_is_stored_anew() -> None:
+    """It ended by a change, so the past fact is no duplicate."""
+    before = retire(Fact(content="Lives in Oslo"), "moved", NOW, by="change")
+    lines = [Utterance(1, "user", "I live in Oslo again.")]
+    again = new("Lives in Oslo", "I live in Oslo again")
+    assert kept(gated(again, lines=lines, known=[], past=[before])) == ["Lives in Oslo"]
+    # A past fact that only has a last day would come back with the same one.
+    over = Fact(content="Smokes", valid_until=date(2025, 11, 19))
+    lines = [Utterance(1, "user", "I used to smoke.")]
+    outcome = gated(
+        new("Used to smoke", "I used to smoke"),
+        lines=lines,
+        known=[],
+        past=[over.model_copy(update={"content": "Used to smoke"})],
+    )
+    assert outcome.rejections == {"duplicate": 1}
 
 
 @pytest.mark.parametrize("number", [0, -1, 4, 99])

@@ -176,10 +176,10 @@ async def test_a_session_that_begins_or_asks_knows_what_was_said_elsewhere(
 
 
 async def test_a_question_put_with_an_earlier_answer_is_read_with_its_own_answer(
-    any_database_uri: str | None, start_model: StartModel
+    start_model: StartModel,
 ) -> None:
     llm, server = start_model(learner)
-    store = MemoryStore(any_database_uri)
+    store = MemoryStore()
     options: dict[str, Any] = {"user_id": "ann", "llm": llm, "chat_store": store}
     monday = CondensedMemory.from_defaults("monday", **options)
     friday = CondensedMemory.from_defaults("friday", **options, wait_for_facts=60)

@@ -32,7 +32,7 @@ from llama_index_memory_ext.models.ask import (
     needs_cache_points,
     takes_cache_points,
 )
-from llama_index_memory_ext.record.window import MOST_BLOCKS
+from llama_index_memory_ext.record.cache_points import MOST_BLOCKS
 from tests.conversation import (
     BEFORE_QUESTION,
     assistant,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import pydoc
 import traceback
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from llama_index.core.memory import BaseMemoryBlock, InsertMethod, Memory
@@ -120,6 +120,10 @@ def test_each_setting_of_the_blocks_can_be_given_and_is_shown_with_its_default()
     options = MemoryOptions.__annotations__
     assert {name: PARAMETERS[name].default for name in options} == defaults
     assert not any(one.kind == one.VAR_KEYWORD for one in PARAMETERS.values())
+
+
+def test_a_program_can_read_the_types_of_the_settings() -> None:
+    assert get_type_hints(MemoryOptions).keys() == MemoryOptions.__annotations__.keys()
 
 
 def test_help_says_what_each_argument_is_and_in_which_range() -> None:

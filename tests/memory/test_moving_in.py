@@ -42,10 +42,10 @@ TURNS: list[dict[str, Any]] = [
 
 
 async def test_an_imported_conversation_is_shown_like_any_other(
-    open_memory: OpenMemory, any_database_uri: str | None
+    open_memory: OpenMemory,
 ) -> None:
     """Behind what was there; all turns but the newest in the record."""
-    memory = open_memory(async_database_uri=any_database_uri)
+    memory = open_memory()
     await memory.aput_messages([user("Hello!"), assistant("Hi!")])
     assert await memory.aimport(json.dumps(TURNS)) == 6
     await memory.aput(user("And now?"))

@@ -63,23 +63,21 @@ async def learned(uri: str | None, llm: OpenAI) -> list[str]:
 
 
 async def test_short_programs_learn_what_killed_ones_have_left(
-    any_database_uri: str | None, start_model: StartModel
+    database_uri: str, start_model: StartModel
 ) -> None:
     """All of it by the end of the first one, and nothing twice."""
-    if any_database_uri is None:
-        pytest.skip("a database in memory has no second program")
     llm, server = start_model(learner)
     for word in ("wine", "milk"):
-        await killed(f"killed {word}", word, any_database_uri, llm)
-    await one_turn("first", "tea", any_database_uri, llm)
-    assert await learned(any_database_uri, llm) == [
+        await killed(f"killed {word}", word, database_uri, llm)
+    await one_turn("first", "tea", database_uri, llm)
+    assert await learned(database_uri, llm) == [
         "Likes milk",
         "Likes tea",
         "Likes wine",
     ]
-    await one_turn("second", "rain", any_database_uri, llm)
-    await one_turn("third", "snow", any_database_uri, llm)
-    assert await learned(any_database_uri, llm) == sorted(
+    await one_turn("second", "rain", database_uri, llm)
+    await one_turn("third", "snow", database_uri, llm)
+    assert await learned(database_uri, llm) == sorted(
         f"Likes {word}" for word in ("milk", "wine", *WORDS)
     )
     asked = sorted(likes(server.requests))
@@ -166,14 +164,12 @@ async def test_closing_waits_for_killed_sessions_for_a_bounded_time(
 
 @pytest.mark.parametrize("end", ["aflush", "aclose"])
 async def test_short_programs_with_blocks_in_a_plain_memory_learn_what_was_said(
-    end: str, any_database_uri: str | None, start_model: StartModel
+    end: str, database_uri: str, start_model: StartModel
 ) -> None:
     """Without the id of a session they flush each that they have seen."""
-    if any_database_uri is None:
-        pytest.skip("a database in memory has no second program")
     llm, _ = start_model(learner)
     for word in WORDS:
-        store = MemoryStore(any_database_uri)
+        store = MemoryStore(database_uri)
         facts = RelevantFactsBlock(store=store, user_id="ann", llm=llm)
         memory = Memory.from_defaults(
             session_id=word, chat_store=store, memory_blocks=[facts]
@@ -183,9 +179,7 @@ async def test_short_programs_with_blocks_in_a_plain_memory_learn_what_was_said(
         await memory.aput(assistant("Fine."))
         await getattr(facts, end)()
         await store.aclose()
-    assert await learned(any_database_uri, llm) == sorted(
-        f"Likes {word}" for word in WORDS
-    )
+    assert await learned(database_uri, llm) == sorted(f"Likes {word}" for word in WORDS)
 
 
 async def test_one_block_flushes_each_of_its_sessions_once(

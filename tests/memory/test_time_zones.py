@@ -24,11 +24,13 @@ from llama_index_memory_ext import (
 )
 from llama_index_memory_ext.learning.prompt import extraction_prompt
 from llama_index_memory_ext.record.index import MessageIndex
-from llama_index_memory_ext.record.text import TODAY_HEADING
-from llama_index_memory_ext.record.window import RecordReader, Window, entries_of
+from llama_index_memory_ext.record.reader import RecordReader
+from llama_index_memory_ext.record.text import entries_of
+from llama_index_memory_ext.record.window import Window
 from llama_index_memory_ext.store.rows import LogRow, ReadPosition, times_of
 from llama_index_memory_ext.text.limits import Limits
 from llama_index_memory_ext.text.messages import in_zone
+from llama_index_memory_ext.text.parts import TODAY_HEADING
 from llama_index_memory_ext.text.turns import Utterance
 from llama_index_memory_ext.words.dates import (
     DateMention,
@@ -67,7 +69,7 @@ def row_at(moment: datetime, **kwargs: object) -> LogRow:
 
 
 def set_clock(monkeypatch: pytest.MonkeyPatch, moment: datetime) -> None:
-    for name in ("blocks", "facts.known", "facts.book", "record.index", "record.window"):  # fmt: skip
+    for name in ("blocks", "facts.known", "facts.book", "record.index", "record.reader"):  # fmt: skip
         module = f"llama_index_memory_ext.{name}"
         monkeypatch.setattr(f"{module}.now_in", lambda zone=None: in_zone(moment, zone))
 
@@ -138,9 +140,9 @@ def test_today_yesterday_and_tomorrow_are_days_of_the_user(
         entries = entries_of([row_at(moment - 3 * day), row], COUNTER, (), zone=zone)
         assert entries[1].day == today.isoformat()
         older = Window(ReadPosition(), Limits(), COUNTER, entries=(entries[0],))
-        assert reader.days(older).today == TODAY_HEADING.format(today)
+        assert reader.today(older) == TODAY_HEADING.format(today)
         newer = Window(ReadPosition(), Limits(), COUNTER, entries=(entries[1],))
-        assert reader.days(newer).today == ""
+        assert reader.today(newer) == ""
         # Recall, and a question about the past.
         index.take([row])
         assert index.today == today

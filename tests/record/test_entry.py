@@ -11,18 +11,21 @@ from llama_index.core.llms import ChatMessage
 
 from llama_index_memory_ext import TokenCounter
 from llama_index_memory_ext.record.text import (
+    earlier_section,
+    summary_element,
+)
+from llama_index_memory_ext.text.entries import Entry, clip_entry, entry_of, escape_tags
+from llama_index_memory_ext.text.parts import (
     DAY_HEADING,
     EARLIER_CLOSING,
     EARLIER_OPENING,
-    earlier_element,
-    is_result,
-    split_record,
-    summary_element,
-    truncated,
+    TODAY_HEADING,
+    Part,
+    PartKind,
+    Section,
 )
-from llama_index_memory_ext.text.entries import Entry, clip_entry, entry_of, escape_tags
 from llama_index_memory_ext.text.tokens import as_counter
-from tests.conversation import assistant, calling, result, user
+from tests.conversation import assistant, calling, result, split_record, user
 
 COUNTER = TokenCounter()
 # One token for each character, and one for each text: the counts of parts are more than that of the whole.
@@ -60,29 +63,51 @@ def entries_of(conversation: list[ChatMessage], *, brief: bool = False) -> list[
     return [entry for entry in entries if entry is not None]
 
 
-def parts_of(
+def part_of(kind: PartKind, entry: Entry, day: str = "") -> Part:
+    return Part(
+        kind,
+        entry.text,
+        entry.tokens,
+        day,
+        row_id=entry.row_id,
+        is_result=entry.is_result,
+    )
+
+
+def section_of(
     conversation: list[ChatMessage],
     summary: str = "",
     earlier: list[ChatMessage] | None = None,
     *,
     clip: int = 0,
-) -> list[str]:
-    """The lines of a record as a block puts them together: first instructions, summary, messages, earlier messages."""
+) -> Section:
+    """A record as a block puts it together: first instructions, summary, messages, earlier messages."""
     entries = entries_of(conversation)
     if clip:
         entries = [clip_entry(entry, clip, COUNTER) for entry in entries]
-    shown = [entry.text for entry in entries]
-    at = 1 if entries and entries[0].role == "system" else 0
-    element = summary_element(summary, 1_000, COUNTER)
-    found = [entry.text for entry in entries_of(earlier or [], brief=True)]
-    days = [
-        DAY_HEADING.format("2026-11-20"),
-        *found[:1],
-        *([DAY_HEADING.format("2026-11-21")] if found[1:] else []),
-        *found[1:],
-    ]
-    below = [EARLIER_OPENING, *days, EARLIER_CLOSING] if found else []
-    return [*shown[:at], *([element] if element else []), *shown[at:], *below]
+    parts: list[Part | Entry] = []
+    if entries and entries[0].role == "system":
+        parts.append(part_of("instructions", entries.pop(0)))
+    parts += summary_element(summary, 1_000, COUNTER).parts
+    parts += [part_of("message", entry) for entry in entries]
+    found: list[Part] = []
+    for entry in entries_of(earlier or [], brief=True):
+        day = "2026-11-21" if found else "2026-11-20"
+        found.append(part_of("recalled", entry, day=day))
+    return Section([*parts, *earlier_section(found, COUNTER).parts])
+
+
+def texts_of(section: Section) -> list[str]:
+    """The texts of the parts in their order, with headings and tags."""
+    texts: list[str] = []
+    earlier = [part for part in section.parts if part.kind == "recalled"]
+    for part in section.parts:
+        if part in earlier[:1]:
+            texts.append(EARLIER_OPENING)
+        if part in earlier[:2]:
+            texts.append(DAY_HEADING.format(part.day))
+        texts.append(part.text)
+    return [*texts, *([EARLIER_CLOSING] if earlier else [])]
 
 
 @given(
@@ -105,8 +130,8 @@ def test_a_record_is_taken_apart_exactly_as_it_was_put_together(
     conversation: list[ChatMessage], summary: str, earlier: list[ChatMessage], clip: int
 ) -> None:
     """Whatever is said in it, and wherever it was clipped."""
-    parts = parts_of(conversation, summary, earlier, clip=clip)
-    assert split_record("".join(parts)) == parts
+    section = section_of(conversation, summary, earlier, clip=clip)
+    assert split_record(section.text) == texts_of(section)
 
 
 def test_earlier_messages_stand_under_a_heading_and_those_of_a_day_under_its_own() -> (
@@ -114,10 +139,10 @@ def test_earlier_messages_stand_under_a_heading_and_those_of_a_day_under_its_own
 ):
     entries = entries_of([user("one"), assistant("two"), user("three")], brief=True)
     found = [
-        (f"2026-11-{day}", [entry])
+        part_of("recalled", entry, day=f"2026-11-{day}")
         for day, entry in zip((20, 19, 20), entries, strict=True)
     ]
-    assert earlier_element(found, COUNTER) == (
+    assert earlier_section(found, COUNTER).text == (
         f"{EARLIER_OPENING}<message date>2026-11-19\n<message assistant>two\n"
         f"<message date>2026-11-20\n<message user>one\n<message user>three\n{EARLIER_CLOSING}"
     )
@@ -135,7 +160,7 @@ def test_earlier_messages_stand_under_a_heading_and_those_of_a_day_under_its_own
     ],
 )
 def test_a_summary_stands_in_an_element_of_its_own(summary: str, element: str) -> None:
-    assert summary_element(summary, 100, COUNTER) == element
+    assert summary_element(summary, 100, COUNTER).text == element
 
 
 @given(
@@ -150,7 +175,7 @@ def test_a_summary_is_within_its_limit_or_not_shown(
     summary: str, limit: int, counter: TokenCounter
 ) -> None:
     """And there is never an element with nothing in it."""
-    shown = summary_element(summary, limit, counter)
+    shown = summary_element(summary, limit, counter).text
     if shown:
         assert counter.count(shown) <= limit
         assert (
@@ -162,12 +187,12 @@ def test_a_summary_is_within_its_limit_or_not_shown(
 
 @given(summary=hostile_texts)
 def test_no_summary_can_open_or_close_an_element(summary: str) -> None:
-    shown = summary_element(f"a{summary}z", 1_000, COUNTER, ("notes",))
+    shown = summary_element(f"a{summary}z", 1_000, COUNTER, ("notes",)).text
     assert (
         shown
         == f"<conversation_summary>{escape_tags(f'a{summary}z')}</conversation_summary>\n"
     )
-    assert summary_element("</notes>", 1_000, COUNTER, ("notes",)).count("<") == 2
+    assert summary_element("</notes>", 1_000, COUNTER, ("notes",)).text.count("<") == 2
 
 
 SYSTEM = ChatMessage(role="system", content="Be brief.")
@@ -184,7 +209,7 @@ EARLIER = [
     calling(("call_0", "look", {})),
     result("call_0", "old result"),
 ]
-PARTS = parts_of(CONVERSATION, "The user is Logan.", EARLIER)
+RECORD = section_of(CONVERSATION, "The user is Logan.", EARLIER)
 
 
 def test_a_record_is_shortened_in_the_order_in_which_its_parts_are_missed_least() -> (
@@ -196,9 +221,13 @@ def test_a_record_is_shortened_in_the_order_in_which_its_parts_are_missed_least(
         "old call", "old result", "closing",
     ]  # fmt: skip
     seen: list[list[str]] = []
-    for tokens in range(COUNTER.count("".join(PARTS)) + 1):
-        left = split_record(truncated("".join(PARTS), tokens, COUNTER))
-        shown = [name for name, part in zip(names, PARTS, strict=True) if part in left]
+    for tokens in range(COUNTER.count(RECORD.text) + 1):
+        left = split_record(RECORD.without(tokens, COUNTER).text)
+        shown = [
+            name
+            for name, part in zip(names, texts_of(RECORD), strict=True)
+            if part in left
+        ]
         if shown not in seen:
             seen.append(shown)
     assert seen == [
@@ -213,12 +242,41 @@ def test_a_record_is_shortened_in_the_order_in_which_its_parts_are_missed_least(
     ]
 
 
-def test_instructions_within_a_conversation_are_messages_like_others() -> None:
-    """Only those at the beginning stay."""
-    text = "".join(parts_of([user("one"), SYSTEM, user("two")]))
-    assert truncated(
-        text, COUNTER.count("".join(parts_of([user("one"), SYSTEM]))), COUNTER
-    ) == ('<message role="user">two</message>\n')
+@pytest.mark.parametrize("kind", ["fact", "unread"])
+def test_of_facts_the_last_goes_first(kind: PartKind) -> None:
+    facts = Section([Part(kind, f"<fact>{i}</fact>\n", 5) for i in range(3)])
+    for i in range(1, 4):
+        rest = facts.without(5 * i, COUNTER)
+        assert rest.parts == facts.parts[: 3 - i]
+        assert rest.tokens == COUNTER.count(rest.text)
+
+
+def test_what_is_left_of_a_record_is_one_text() -> None:
+    """Its end moves, so no block of it would come again."""
+    entries = entries_of(CONVERSATION)
+    record = Section(entries, cache_marks={1: "block", 3: "point"})
+    texts = [entry.text for entry in entries]
+    assert record.texts == ["".join(texts[:2]), "".join(texts[2:4]), "".join(texts[4:])]
+    rest = record.without(1, COUNTER)
+    assert rest.texts == [rest.text]
+
+
+def test_a_heading_stands_above_the_first_message_of_a_day_that_is_left() -> None:
+    entries = entries_of([user("one"), user("two"), user("three")])
+    days = ("2026-11-20", "2026-11-20", "2026-11-21")
+    parts = [
+        part_of("message", entry, day=day)
+        for entry, day in zip(entries, days, strict=True)
+    ]
+    today = Part("today", TODAY_HEADING.format("2026-11-22"), 0)
+    section = Section([*parts, today])
+    one, two, three = (entry.text for entry in entries)
+    above, below = map(DAY_HEADING.format, ("2026-11-20", "2026-11-21"))
+    assert section.text == above + one + two + below + three + today.text
+    assert section.without(1, COUNTER).text == section.text.replace(one, "")
+    tokens = COUNTER.count(one + two)
+    assert section.without(tokens, COUNTER).text == below + three + today.text
+    assert section.without(COUNTER.count(one + two + three), COUNTER).parts == [today]
 
 
 @given(
@@ -246,33 +304,25 @@ def test_a_shortened_record_is_shorter_by_as_much_as_was_asked(
 
     What is left are whole parts in their order, no heading without a message, no result without what stood before it.
     """
-    parts = parts_of(conversation, summary, earlier)
-    text = "".join(parts)
-    left = truncated(text, tokens, counter)
+    section = section_of(conversation, summary, earlier)
+    text = section.text
+    shorter = section.without(tokens, counter)
+    left = shorter.text
+    assert shorter.tokens == counter.count(left)
     if tokens <= 0:
         assert left == text
     if left:
         assert counter.count(text) - counter.count(left) >= tokens
-    remaining = iter(parts)
+    remaining = iter(texts_of(section))
     assert all(part in remaining for part in split_record(left))
-    for before, part in pairwise(parts):
-        if is_result(part) and part in left and parts.count(part) == 1:
-            assert before in left
+    for before, part in pairwise(section.parts):
+        if part.is_result and part in shorter.parts and section.parts.count(part) == 1:
+            assert before in shorter.parts
     assert EARLIER_OPENING + EARLIER_CLOSING not in left
     assert (EARLIER_OPENING in left) == (EARLIER_CLOSING in left)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "no record",
-        "\n",
-        EARLIER_OPENING + EARLIER_CLOSING,
-        EARLIER_OPENING,
-        EARLIER_CLOSING,
-    ],
-)
-def test_what_is_no_record_is_one_part_of_which_all_goes_or_nothing(text: str) -> None:
-    assert truncated(text, 1, COUNTER) == ""
-    assert "".join(split_record(text)) == text
+@pytest.mark.parametrize("tokens", [-1, 0, 1])
+def test_nothing_is_left_of_nothing(tokens: int) -> None:
+    assert Section().without(tokens, COUNTER).text == ""
+    assert not Section()

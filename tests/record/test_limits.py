@@ -19,10 +19,16 @@ from llama_index.core.base.llms.types import (
 from llama_index.core.llms import ChatMessage, MockLLM
 
 from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock, TokenCounter
-from llama_index_memory_ext.record.text import split_record
 from llama_index_memory_ext.text.entries import message_tokens
 from llama_index_memory_ext.text.tokens import as_counter
-from tests.conversation import BEFORE_QUESTION, assistant, record, sent_text, user
+from tests.conversation import (
+    BEFORE_QUESTION,
+    assistant,
+    record,
+    sent_text,
+    split_record,
+    user,
+)
 from tests.memories import OpenMemory
 
 COUNTER = TokenCounter()
@@ -215,3 +221,17 @@ def test_every_kind_of_block_is_among_the_examples() -> None:
     properties = [kind.get("properties", {}) for kind in schema.values()]
     kinds = {kind["block_type"]["const"] for kind in properties if "block_type" in kind}
     assert kinds <= known
+
+
+@pytest.mark.parametrize("keep_ratio", [0.1, 0.4])
+@pytest.mark.parametrize("token_limit", [60, 100, 150, 200, 250])
+async def test_a_small_record_shows_a_part_of_a_long_newest_message(
+    token_limit: int, keep_ratio: float
+) -> None:
+    block = CondensedMemoryBlock(token_limit=token_limit, keep_ratio=keep_ratio)
+    for text in ("long " * 200, "word " * 1_000):
+        await block.aput([user(text)], session_id="chat")
+        shown = await block.aget([], session_id="chat")
+        assert text[:5] in shown
+        element = f"<{block.name}>\n{shown}</{block.name}>\n"
+        assert block.tokenizer_fn.count(element) <= token_limit

@@ -14,9 +14,10 @@ from llama_index.core.llms import ChatMessage
 
 from llama_index_memory_ext import TokenCounter
 from llama_index_memory_ext.record.index import MessageIndex, RecallBudget
-from llama_index_memory_ext.record.text import DAY_HEADING, earlier_element
+from llama_index_memory_ext.record.text import earlier_section
 from llama_index_memory_ext.store.rows import LogRow
 from llama_index_memory_ext.text.messages import storable
+from llama_index_memory_ext.text.parts import DAY_HEADING, Part
 from tests.conversation import assistant, calling, result, user
 
 COUNTER = TokenCounter()
@@ -353,7 +354,8 @@ def test_a_time_that_cannot_be_is_no_date(timestamp: int) -> None:
     assert found(index, "1970 floor")[0] == (rows[2].id,)
     (entry,) = index.entries(rows[:1], 501, 500, index.clip_for(""))
     assert entry.text == "<message user>I drink green tea in the morning.\n"
-    assert "<message date>unknown\n" in earlier_element([("", [entry])], COUNTER)
+    part = Part("recalled", entry.text, entry.tokens)
+    assert "<message date>unknown\n" in earlier_section([part], COUNTER).text
 
 
 # ---- for any conversation ------------------------------------------------------------------------------

@@ -22,10 +22,10 @@ from llama_index_memory_ext import (
 )
 from llama_index_memory_ext.events import MemoryFailure, failure_handler
 from llama_index_memory_ext.record import recall
-from llama_index_memory_ext.record.recall import MessageSearch
-from llama_index_memory_ext.record.text import EARLIER_CLOSING, EARLIER_OPENING
-from llama_index_memory_ext.record.window import RecordReader
+from llama_index_memory_ext.record.reader import RecordReader
+from llama_index_memory_ext.record.recall import MessageSearch, RecalledMessages
 from llama_index_memory_ext.text.limits import Limits
+from llama_index_memory_ext.text.parts import EARLIER_CLOSING, EARLIER_OPENING
 from tests.conversation import (
     assistant,
     calling,
@@ -538,7 +538,7 @@ async def test_a_broken_index_costs_no_answer_and_is_made_anew(
         assert (
             len(await search.search("chat", "alpacas", most=1, message_limit=100)) == 1
         )
-        return (await search.recall("chat", [user(question)], window)).text
+        return (await search.recall("chat", [user(question)], window)).section.text
 
     failures: list[MemoryFailure] = []
     for number in range(3):
@@ -549,7 +549,7 @@ async def test_a_broken_index_costs_no_answer_and_is_made_anew(
         assert index is not None
         index.ranker = None  # type: ignore[assignment]
         recalled = await search.recall("chat", [user("And?")], window)
-        assert recalled.text == ""
+        assert recalled == RecalledMessages()
     (line,) = (
         one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING
     )

@@ -57,6 +57,9 @@ def limits(
         ("u5 a5", {"tokens": 40}, [8, 8]),
         ("u500 a5", {"tokens": 100}, [50, 8]),
         ("u500 a5", {"tokens": 100, "keep_ratio": 0.45}, [30, 8]),
+        # A message has room for a few words, however little a cut leaves.
+        ("u500 a500", {"tokens": 100, "keep_ratio": 0.1}, [25, 25]),
+        ("u500", {"tokens": 20}, [20]),
         # A call and its results have one share together; the short ones are shown whole.
         ("a5 t500 t500", {"tokens": 100}, [8, 21, 21]),
         # What has no room even for its tags is not shown, and neither is anything of its unit.
@@ -113,7 +116,7 @@ def test_a_cut_keeps_the_newest_within_the_limits_and_parts_no_unit(
 ) -> None:
     before = tuple(rules.within_shares(entries(notation, rules.counter)))
     most = rules.limits.kept if low else rules.limits
-    kept = replace(rules, entries=before).evicted(most).entries
+    kept = replace(rules, entries=before).within_limits(most).entries
     assert bool(kept) == bool(before)
     assert before[len(before) - len(kept) :] == kept
     assert sum(entry.tokens for entry in kept) <= rules.limits.tokens
@@ -121,7 +124,7 @@ def test_a_cut_keeps_the_newest_within_the_limits_and_parts_no_unit(
     assert not replace(rules, entries=kept).is_over or only_unit
     if kept and kept != before:
         assert not kept[0].is_result
-    assert replace(rules, entries=kept).evicted(most).entries == kept
+    assert replace(rules, entries=kept).within_limits(most).entries == kept
 
 
 @given(rules=any_limits, notation=notations)
@@ -129,7 +132,7 @@ def test_what_fits_is_within_the_limits_and_leaves_nothing_out_that_has_room(
     rules: Window, notation: str
 ) -> None:
     before = tuple(rules.within_shares(entries(notation, rules.counter)))
-    kept = replace(rules, entries=before).fitted().entries
+    kept = replace(rules, entries=before).until_summary().entries
     assert bool(kept) == bool(before)
     assert before[len(before) - len(kept) :] == kept
     assert not replace(rules, entries=kept).is_over or len(tool_call_groups(kept)) == 1

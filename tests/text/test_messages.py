@@ -25,7 +25,6 @@ from llama_index.core.base.llms.types import (
 from llama_index.core.llms import ChatMessage
 
 from llama_index_memory_ext import TokenCounter
-from llama_index_memory_ext.record.text import split_record
 from llama_index_memory_ext.text.entries import (
     body_of,
     clip_entry,
@@ -35,7 +34,14 @@ from llama_index_memory_ext.text.entries import (
 )
 from llama_index_memory_ext.text.messages import TIME_KEYS, storable, times_in
 from llama_index_memory_ext.text.turns import spoken
-from tests.conversation import assistant, calling, record, result, user
+from tests.conversation import (
+    assistant,
+    calling,
+    record,
+    result,
+    split_record,
+    user,
+)
 
 COUNTER = TokenCounter()
 

@@ -9,6 +9,7 @@ import signal
 import sys
 from contextlib import aclosing, suppress
 from contextvars import ContextVar
+from inspect import Parameter, Signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -32,7 +33,7 @@ from llama_index_memory_ext.apps.cli import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 # From the options before the command: the chat table and the schema.
 _tables: ContextVar[dict[str, str | None]] = ContextVar("_tables")
@@ -58,6 +59,28 @@ def example_in(commands: typer.Typer, arguments: Sequence[str]) -> str:
     for argument in arguments:
         command = getattr(command, "commands", {}).get(argument, command)
     return str(command.epilog)
+
+
+def add_options(
+    command: Callable[..., Any],
+    parameters: Iterable[Parameter],
+    options: Mapping[str, Any],
+) -> None:
+    """Let Typer see these parameters of a command, and then the options, by their names."""
+    seen = [entry for entry in parameters if entry.kind != Parameter.VAR_KEYWORD]
+    for name, annotation in options.items():
+        default = False if annotation is Json else None
+        seen.append(
+            Parameter(
+                name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+            )
+        )
+    vars(command)["__signature__"] = Signature(seen)
+
+
+def without_none(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that the user has passed."""
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def time_zone_of(name: str) -> ZoneInfo:

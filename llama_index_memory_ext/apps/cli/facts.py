@@ -4,7 +4,7 @@
 # commands through the signatures that ``command`` makes.
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime, timedelta, timezone
-from inspect import Parameter, Signature, signature
+from inspect import signature
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
@@ -161,33 +161,18 @@ def command(
                 as_json=json,
             )
 
-        # Typer reads the options from the signature.
-        vars(run)["__signature__"] = _signature(work, added_options)
+        _, *parameters = signature(work).parameters.values()
+        cli.add_options(run, parameters, added_options)
         call = " ".join(filter(None, ["facts", name, example, "--user ann"]))
         app.command(name, help=work.__doc__, epilog=cli.example(call))(run)
 
     return register
 
 
-def _signature(work: _WorkOnFacts, options: dict[str, Any]) -> Signature:
-    """Return the parameters of the work behind the memory, and then the options."""
-    _, *parameters = signature(work).parameters.values()
-    if parameters and parameters[-1].kind == Parameter.VAR_KEYWORD:
-        parameters.pop()
-    for name, annotation in options.items():
-        default = False if annotation is Json else None
-        parameters.append(
-            Parameter(
-                name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation
-            )
-        )
-    return Signature(parameters)
-
-
 @command("list", "--since 2026-11-01 --until 2026-11-20", **_FILTERS)
 async def list_(memory: "CondensedMemory", **options: Any) -> Output:
     """List the current facts, the newest first."""
-    filters = _given(options)
+    filters = cli.without_none(options)
     since = filters.get("since")
     if since and since > filters.get("until", since):
         raise UsageError("--since must not be after --until.")
@@ -270,7 +255,7 @@ async def explain(memory: "CondensedMemory", question: _Question) -> Output:
 
 async def _with_unread(memory: "CondensedMemory", output: Output) -> Output:
     """Return an output that says how many messages are unread: a command has no model to learn from them."""
-    count = await memory.facts_block.count_unread(memory.session_id)
+    count = await memory.facts_block.learning.count_unread(memory.session_id)
     if not count:
         return output
     messages = pluralize(count, "message")
@@ -302,11 +287,6 @@ def _with_numbers(entry: Any, *names: str) -> dict[str, Any]:
     return {**entry.fact.model_dump(mode="json"), **numbers}
 
 
-def _given(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options that the user has passed."""
-    return {name: value for name, value in options.items() if value is not None}
-
-
 @command("add", '"Likes tea" --tag drink', create=True, **_FIELDS)
 async def add(
     memory: "CondensedMemory",
@@ -331,7 +311,7 @@ async def add(
     if same_fact:
         return _changed("Known already, as", same_fact)
     lifetime = None if ttl is None else timedelta(days=ttl)
-    fact = await memory.facts.aadd(text, ttl=lifetime, **_given(options))
+    fact = await memory.facts.aadd(text, ttl=lifetime, **cli.without_none(options))
     return _changed("Added", fact)
 
 
@@ -346,7 +326,7 @@ async def edit(
     **options: Any,
 ) -> Output:
     """Change the text or the settings of a fact."""
-    fields = _given(options)
+    fields = cli.without_none(options)
     if no_tags:
         fields["tags"] = ()
     if not fields:

@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 from contextlib import aclosing, suppress
+from inspect import signature
 from typing import Annotated, Any, Literal
 
 import typer
@@ -47,7 +48,16 @@ _CONFIG_FILES: dict[str, str] = {
 }
 
 
-@cli.app.command(epilog=cli.example("inspect --db memory.db --port 8000"))
+# The limits of ``from_defaults``.
+_TOKEN_LIMITS = {
+    "token_limit": "Of the prompt. Default: 60000.",
+    "condensed_token_limit": "Of the record. Default: 50000.",
+    "facts_token_limit": "Of the facts. Default: 2000.",
+    "profile_token_limit": "Of the profile. Default: 1000.",
+    "recall_token_limit": "Of the recall. Default: 2000.",
+}
+
+
 def inspect(
     *,
     db: Db = None,
@@ -65,28 +75,10 @@ def inspect(
     question: Annotated[
         str, cli.option("--question TEXT", "With --html: the next question.")
     ] = "",
-    token_limit: Annotated[
-        int | None, cli.option("--token-limit TOKENS", "Of the prompt. Default: 60000.")
-    ] = None,
-    condensed_token_limit: Annotated[
-        int | None,
-        cli.option("--condensed-token-limit TOKENS", "Of the record. Default: 50000."),
-    ] = None,
-    facts_token_limit: Annotated[
-        int | None,
-        cli.option("--facts-token-limit TOKENS", "Of the facts. Default: 2000."),
-    ] = None,
-    profile_token_limit: Annotated[
-        int | None,
-        cli.option("--profile-token-limit TOKENS", "Of the profile. Default: 1000."),
-    ] = None,
-    recall_token_limit: Annotated[
-        int | None,
-        cli.option("--recall-token-limit TOKENS", "Of the recall. Default: 2000."),
-    ] = None,
     embed: Embed = None,
     agent: Agent = None,
     time_zone: TimeZone = None,
+    **token_limits: int | None,
 ) -> None:
     """Show the database and the next prompt in a browser.
 
@@ -103,17 +95,8 @@ def inspect(
         from llama_index_memory_ext.apps.inspector.pages import Access
         from llama_index_memory_ext.apps.inspector.server import Inspector
         from llama_index_memory_ext.apps.inspector.views import report
-    options = {
-        "token_limit": token_limit,
-        "condensed_token_limit": condensed_token_limit,
-        "facts_token_limit": facts_token_limit,
-        "profile_token_limit": profile_token_limit,
-        "recall_token_limit": recall_token_limit,
-        "embed_model": embed,
-        "agent_id": agent,
-        "time_zone": time_zone,
-    }
-    limits = {name: value for name, value in options.items() if value is not None}
+    options = {"embed_model": embed, "agent_id": agent, "time_zone": time_zone}
+    limits = cli.without_none({**token_limits, **options})
     # Raises an error at once for limits that do not fit together.
     ext.CondensedMemory.from_defaults(extract_facts=False, **limits)
 
@@ -129,6 +112,19 @@ def inspect(
             await _serve(server, "127.0.0.1", port, f"{inspector.path}/", note)
 
     cli.run(db, show)
+
+
+cli.add_options(
+    inspect,
+    signature(inspect, eval_str=True).parameters.values(),
+    {
+        name: Annotated[
+            int | None, cli.option(f"--{name.replace('_', '-')} TOKENS", text)
+        ]
+        for name, text in _TOKEN_LIMITS.items()
+    },
+)
+cli.app.command(epilog=cli.example("inspect --db memory.db --port 8000"))(inspect)
 
 
 async def _serve(server: Any, host: str, port: int, path: str, note: str) -> None:

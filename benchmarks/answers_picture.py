@@ -1,0 +1,48 @@
+"""The picture of the README: right answers against the tokens of a prompt.
+
+``figures.py`` writes it as SVG. ``tests/test_pictures.py`` looks whether its texts fit.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from benchmarks.evidence_picture import Point, draw_points
+from benchmarks.measured import RESULTS
+
+NAME = "answers-and-tokens.svg"
+OURS_KIND, HOST_KIND = "ours", "theirs"
+TICK_TOKENS = 250
+# A memory with its length, and its label.
+POINTS = {
+    "CondensedMemory with added facts, 600 tokens": "with added facts",
+    "CondensedMemory without facts, 600 tokens": "without facts",
+    "CondensedMemory without facts, 1,500 tokens": "without facts",
+    "LlamaIndex's Memory, 600 tokens": "Memory",
+    "LlamaIndex's Memory, 1,500 tokens": "Memory",
+}
+
+
+def draw(results: Path = RESULTS) -> str:
+    """Return the picture as SVG: a point for each memory and length that was measured."""
+    result = json.loads((results / "answers.json").read_text(encoding="utf-8"))
+    lines = {line["what"]: line for line in result["measures"]}
+    points = []
+    for name, label in POINTS.items():
+        right = lines.get(f"{name}: right answers")
+        if right is None:
+            continue
+        count = int(right["unit"].removeprefix("of "))
+        share = 100 * right["value"] / count
+        kind = OURS_KIND if name.startswith("Condensed") else HOST_KIND
+        tokens = lines[f"{name}: a prompt"]["value"]
+        text = f"{label}: {right['value']:.0f} of {count}"
+        points.append(Point(tokens, share, text, kind, anchor="end", right=-12))
+    return draw_points(
+        "Right answers against the tokens of a prompt, for this package and LlamaIndex's Memory.",
+        "Right answers",
+        "tokens of a prompt",
+        points,
+        TICK_TOKENS,
+    )

@@ -1,0 +1,223 @@
+"""The commands that delete, rewrite and encrypt stored data."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import llama_index_memory_ext as ext
+from llama_index_memory_ext.apps.cli import TerminalError, UsageError, pluralize
+from llama_index_memory_ext.apps.cli import app as cli
+from llama_index_memory_ext.apps.cli.app import (
+    Db,
+    Json,
+    NoVacuum,
+    Output,
+    Session,
+    User,
+    Yes,
+)
+from llama_index_memory_ext.apps.cli.leftovers import holds_deleted, stored_texts
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class _StoredData(NamedTuple):
+    """The data that ``forget`` deletes.
+
+    ``users``: the namespaces whose facts are deleted.
+    """
+
+    sessions: Sequence[ext.SessionInfo]
+    users: list[str]
+    facts: list[ext.Fact]
+
+    @property
+    def session_ids(self) -> list[str]:
+        return [info.session_id for info in self.sessions]
+
+    def __str__(self) -> str:
+        messages = pluralize(sum(info.messages for info in self.sessions), "message")
+        sessions = pluralize(len(self.sessions), "session")
+        return f"{messages} in {sessions}, {pluralize(len(self.facts), 'fact')}."
+
+
+@cli.app.command(epilog=cli.example("forget --user ann"))
+def forget(
+    *,
+    user: User = None,
+    session: Session = None,
+    no_vacuum: NoVacuum = False,
+    yes: Yes = False,
+    db: Db = None,
+    json: Json = False,
+) -> None:
+    """Delete a person, or one session, for good.
+
+    For a person, all facts and all sessions are deleted. The command asks before it
+    deletes. Then it rewrites a SQLite file, and searches it for the deleted words; exit
+    code 1 if the file still holds some.
+    """
+    name = cli.one_of(user, session)
+
+    async def work(store: ext.MemoryStore) -> Output:
+        stored = await _read_stored(store, user, session)
+        if not (stored.sessions or stored.facts):
+            raise TerminalError(f"Nothing is stored about {name!r}.")
+        if not (json and yes):
+            hint = ""
+            if not stored.users:
+                hint = "\nThe facts of its user stay; `forget --user` deletes them too."
+            cli.say(f"Stored about {name}: {stored}{hint}", stderr=True)
+        if not yes:
+            cli.confirm("Delete all of it for good?")
+        return await _delete(store, stored, vacuum=not no_vacuum)
+
+    if cli.run(db, work, as_json=json)["in_file"]:
+        raise TerminalError(
+            "The file or its journal still holds deleted texts. Run `llama-index-memory vacuum` when no other program "
+            "uses the database."
+        )
+
+
+@cli.app.command(epilog=cli.example("retain --days 90"))
+def retain(
+    *,
+    days: Annotated[
+        float | None,
+        cli.option(
+            "--days DAYS", "Delete turns older than this.", min=0.001, max=36_500
+        ),
+    ] = None,
+    messages: Annotated[
+        int | None,
+        cli.option("--messages COUNT", "Keep so many messages of each session.", min=1),
+    ] = None,
+    session: Session = None,
+    user: User = None,
+    no_vacuum: NoVacuum = False,
+    yes: Yes = False,
+    db: Db = None,
+    json: Json = False,
+) -> None:
+    """Delete old messages for good; facts stay.
+
+    Messages of all sessions, of one session, or of a user's sessions are deleted. Facts
+    lose the words of the deleted messages. The current turn stays. The command asks
+    before it deletes. Then it rewrites the file; exit code 1 if that fails.
+    """
+    if days is None and messages is None:
+        raise UsageError(
+            "say which messages are old: --days NUMBER, --messages NUMBER, or both."
+        )
+    if not yes:
+        cli.confirm("Delete these messages for good?")
+
+    async def work(store: ext.MemoryStore) -> Output:
+        infos = await store.sessions(
+            user, session_ids=[] if session is None else [session]
+        )
+        deleted = await store.aretain(
+            days=days,
+            messages=messages,
+            session_ids=[info.session_id for info in infos],
+            vacuum=False,
+        )
+        if not (no_vacuum or await store.vacuum()):
+            raise TerminalError(
+                "The messages are deleted, but the file was not rewritten. Run `llama-index-memory vacuum`."
+            )
+        text = f"Deleted {pluralize(deleted['messages'], 'message')}."
+        if deleted["unread"]:
+            text += f" {deleted['unread']} stay until facts are extracted from them."
+        text += f" Facts that have lost words: {deleted['facts']}."
+        return Output(deleted, text)
+
+    cli.run(db, work, as_json=json)
+
+
+@cli.app.command(epilog=cli.example("vacuum --db memory.db"))
+def vacuum(*, db: Db = None, json: Json = False) -> None:
+    """Rewrite the database, so that its files hold no deleted words.
+
+    A SQLite file must be used by no other program, and the disk needs twice its size.
+    """
+
+    async def work(store: ext.MemoryStore) -> Output:
+        if not await store.vacuum():
+            raise TerminalError(
+                "The database was not rewritten. Run the command again when no other program uses the database."
+            )
+        return Output({"vacuumed": True}, "The database was rewritten.")
+
+    cli.run(db, work, as_json=json)
+
+
+@cli.app.command(epilog=cli.example("encrypt --db memory.db"))
+def encrypt(*, db: Db = None, json: Json = False) -> None:
+    """Encrypt all rows with the first key in LLAMA_INDEX_MEMORY_KEY.
+
+    Further keys, behind a blank, are older keys. First give the new key to all programs
+    that use the database; afterwards, they need no older key.
+    """
+
+    async def work(store: ext.MemoryStore) -> Output:
+        counts = await store.aencrypt()
+        if counts["unreadable"] or not counts["vacuumed"]:
+            raise TerminalError(
+                f"{pluralize(counts['unreadable'], 'row')} cannot be read and stay, or the file was not rewritten and "
+                "may hold plain words. Run the command again, with all keys; the warnings name each row."
+            )
+        return Output(
+            counts,
+            f"The rows of {counts['encrypted']} sessions and users have the newest key.",
+        )
+
+    cli.run(db, work, as_json=json)
+
+
+async def _read_stored(
+    store: ext.MemoryStore, user: str | None, session: str | None
+) -> _StoredData:
+    infos = await store.sessions(user, session_ids=[] if session is None else [session])
+    # A session without a user owns its facts.
+    users = [
+        info.own_namespace for info in infos if info.own_namespace in info.namespaces
+    ]
+    if user is not None:
+        users = list(dict.fromkeys([user, *users]))
+    facts = []
+    for namespace in users:
+        facts += await ext.FactBook(store, namespace, scope="all").alist(state="all")
+    return _StoredData(infos, users, facts)
+
+
+async def _delete(
+    store: ext.MemoryStore, stored: _StoredData, *, vacuum: bool
+) -> Output:
+    """Delete the data, rewrite the file with ``vacuum``, and search the file for the deleted texts."""
+    session_ids = stored.session_ids
+    file = store.file
+    texts = set()
+    if file:
+        texts = await stored_texts(store, session_ids, stored.facts)
+    if stored.users:
+        deleted = await store.forget_user(
+            stored.users[0], session_ids=session_ids, vacuum=False
+        )
+    else:
+        deleted = await store.forget(session_ids[0])
+    if vacuum:
+        await store.vacuum()
+    counts = [
+        pluralize(count, kind.removesuffix("s")) for kind, count in deleted.items()
+    ]
+    text = f"Deleted {', '.join(counts)}."
+    if not file:
+        text += "\nThe files of a server cannot be searched from here; its operator has its log and its backups."
+        return Output({"deleted": deleted, "in_file": None}, text)
+    await store.aclose()
+    in_file = holds_deleted(file, texts)
+    if not in_file:
+        text += "\nThe file was searched: none of the deleted texts is left in it."
+    return Output({"deleted": deleted, "in_file": in_file}, text)

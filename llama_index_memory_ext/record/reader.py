@@ -1,0 +1,439 @@
+"""Reads the log of a session into the window that its record shows."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from llama_index.core.base.llms.types import MessageRole
+
+from llama_index_memory_ext.events import HistoryCondensedEvent, has_listeners, send
+from llama_index_memory_ext.record.cache_points import block_ends, cache_marks
+from llama_index_memory_ext.record.sticky import Heat, choose_sticky, halve, heat_at
+from llama_index_memory_ext.record.text import (
+    earlier_section,
+    entries_of,
+    in_a_line,
+    summary_element,
+)
+from llama_index_memory_ext.record.window import Window
+from llama_index_memory_ext.store.rows import (
+    LogPage,
+    LogRow,
+    ReadPosition,
+    Snapshot,
+    day_of,
+    times_of,
+)
+from llama_index_memory_ext.store.tables import ROWS
+from llama_index_memory_ext.text.entries import (
+    INSTRUCTION_ROLES,
+    Entry,
+    clip_entry,
+    tokens_of,
+)
+from llama_index_memory_ext.text.messages import now_in
+from llama_index_memory_ext.text.parts import (
+    DAY_HEADING,
+    TAGS,
+    TODAY_HEADING,
+    Part,
+    Section,
+)
+from llama_index_memory_ext.text.tokens import LONG_CHARACTERS, TokenCounter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from datetime import tzinfo
+
+    from llama_index_memory_ext.models.ask import Usage
+    from llama_index_memory_ext.store import MemoryStore
+    from llama_index_memory_ext.text.limits import Limits
+
+_PAGE_ROWS = 64
+# When messages are recalled: if the user asks for something, always or never.
+RecallWhen: TypeAlias = Literal["asked", "always", "never"]
+
+
+@dataclass(frozen=True)
+class RecordReader:
+    """Reads the records of sessions within the limits of a block.
+
+    Equal readers of a store share what they have read: the cache of the store keeps the
+    last window and text of each session.
+
+    Attributes:
+        room: The tokens inside the element ``name``.
+        limits: The limits of messages, except for their tokens: the messages share the
+            room with the instructions, the summary and the recalled messages.
+    """
+
+    store: MemoryStore = field(compare=False)
+    name: str
+    counter: TokenCounter
+    room: int
+    limits: Limits
+    include_system: bool = False
+    summarize: bool = False
+    summary_limit: int = 0
+    recall_limit: int = 0
+    sticky_limit: int = 0
+    recall_when: RecallWhen = "asked"
+    show_days: bool = False
+    time_zone: tzinfo | None = None
+    keep_tool_results: int | None = None
+    languages: tuple[str, ...] | None = None
+
+    def window(self, session_id: str) -> Window | None:
+        """Return the window that this process has read last; None if it has not read the session."""
+        window: Window | None = self.store.cache.get(session_id, ("window", self))
+        return window
+
+    def _keep(self, session_id: str, window: Window) -> None:
+        """Let all equal readers go on from this window, unless a later one was kept meanwhile."""
+        last = self.window(session_id)
+        if last and window.is_before(last):
+            return
+        size = len(window.entries)
+        self.store.cache.put(session_id, ("window", self), window, size)
+
+    def render(
+        self, session_id: str, window: Window, recalled: Section, matches: Iterable[Any]
+    ) -> Section:
+        """Return the record with recalled messages; remember where its newest text block ends.
+
+        ``matches``: the recalled messages; some of them may be sticky.
+        """
+        cache = self.store.cache
+        # The last two rows behind which a newest block has ended.
+        earlier_ends = cache.get(session_id, ("block ends", self)) or ()
+        rows = block_ends(window.entries, self.room)
+        ends = sorted({*earlier_ends, *rows[-1:]})
+        cache.put(session_id, ("block ends", self), tuple(ends[-2:]))
+        marks = cache_marks(rows, earlier_ends, window.last_turn)
+        sources = {message.row_ids[0]: (message,) for message in matches}
+        sticky = [
+            replace(part, sources=sources.get(part.row_id, ()))
+            for part in window.sticky.parts
+        ]
+        today = self.today(window)
+        parts = [
+            *window.instructions,
+            *window.element.parts,
+            *sticky,
+            *window.entries,
+            *recalled.parts,
+        ]
+        if today:
+            parts.append(Part("today", today, self.counter.count(today)))
+        return Section(parts, self.tokens(window) + recalled.tokens, marks)
+
+    def tokens(self, window: Window) -> int:
+        """Return the tokens of a window with the days around it."""
+        headings = self.today(window)
+        if window.entries and window.entries[0].day:
+            headings += DAY_HEADING.format(window.entries[0].day)
+        return window.tokens + self.counter.count(headings)
+
+    def today(self, window: Window) -> str:
+        """Return the line of today below messages whose last is of another day; "" for none."""
+        today = day_of(now_in(self.time_zone or window.offset))
+        if self.show_days and window.entries and window.entries[-1].day != today:
+            return TODAY_HEADING.format(today)
+        return ""
+
+    async def read_within_limits(
+        self, session_id: str, snapshot: Snapshot | None = None
+    ) -> Window:
+        """Return the window within its limits. A cut is stored, so that every process sees it.
+
+        With ``summarize`` no cut is stored: the messages leave when they are summarised.
+        """
+        window = await self.read(session_id, snapshot)
+        # If all messages of the record were deleted, the earlier ones have room again.
+        is_behind = window.seen.position and not (window.seen.last_id or window.summary)
+        if is_behind and await self.move(session_id, window, 0):
+            window = await self.read(session_id)
+        if not window.is_over:
+            return window
+        if self.summarize:
+            window = window.until_summary()
+            self._keep(session_id, window)
+            return window
+        return await self._store_cut(session_id, window)
+
+    async def _store_cut(self, session_id: str, before: Window) -> Window:
+        """Cut the window for every process, and return the window after the cut."""
+        started = perf_counter()
+        window = await self.with_short_results(session_id, before)
+        heat = self._heat(session_id, window)
+        window = await self._with_sticky(session_id, window, halve(heat.by_row))
+        after = window.after_cut()
+        if after.entries == window.entries:
+            # A call with more results than messages are allowed is kept whole.
+            return window
+        position = after.entries[0].row_id - 1
+        if not await self.move(session_id, after, position):
+            # Another process has cut, or the database is busy: show the window as it
+            # is now, within the limit.
+            return (await self.read(session_id)).within_limits()
+        after = replace(after, seen=replace(window.seen, position=position))
+        self._keep(session_id, after)
+        await self.announce(session_id, before, after, started)
+        return after
+
+    async def with_short_results(self, session_id: str, window: Window) -> Window:
+        """Return the window before a cut, with the results of tools before the last turns in a line each.
+
+        The window is read anew, as every other process reads it after the cut.
+        """
+        turns = [
+            entry.row_id
+            for entry in window.entries
+            if entry.role == MessageRole.USER.value
+        ]
+        if self.keep_tool_results is None or len(turns) < self.keep_tool_results:
+            return window
+        starts = [*turns, window.seen.last_id + 1]
+        return await self.read(
+            session_id, results_from=starts[-self.keep_tool_results - 1]
+        )
+
+    def _heat(self, session_id: str, window: Window) -> Heat:
+        last = self.store.cache.get(session_id, ("heat", self))
+        return heat_at(window.place, last, window.sticky_heat)
+
+    def heat_up(
+        self, session_id: str, window: Window, similarities: Mapping[int, float]
+    ) -> None:
+        """Add the similarities of recalled messages, by their rows, to their heat."""
+        if not self.sticky_limit:
+            return
+        heat = self._heat(session_id, window)
+        by_row = dict(heat.by_row)
+        for row_id, similarity in similarities.items():
+            by_row[row_id] = by_row.get(row_id, 0.0) + similarity
+        self.store.cache.put(session_id, ("heat", self), Heat(heat.place, by_row))
+
+    async def _with_sticky(
+        self, session_id: str, window: Window, heat: Mapping[int, float]
+    ) -> Window:
+        """Return the window with the hottest messages, which share the room of its messages."""
+        chosen: list[Entry] = []
+        counter = self.counter
+        if heat and self.sticky_limit and not window.summary:
+            rows = await self.store.readers.rows_in(
+                session_id, list(heat), window.seen.epoch
+            )
+            # Without rows, a message was deleted: then the window is read again.
+            entries = entries_of(
+                rows or (), counter, (self.name,), zone=self.time_zone, brief=True
+            )
+            tags = counter.count("".join(TAGS["sticky"]))
+            day = counter.count(DAY_HEADING.format("2026-11-20"))
+            chosen = choose_sticky(heat, entries, self.sticky_limit - tags, day)
+        parts = [replace(entry, kind="sticky") for entry in chosen]
+        sticky = earlier_section(parts, counter)
+        room = window.limits.tokens + window.sticky.tokens
+        return replace(
+            window,
+            sticky=sticky,
+            sticky_heat={entry.row_id: heat[entry.row_id] for entry in chosen},
+            limits=replace(window.limits, tokens=room - sticky.tokens),
+        )
+
+    def has_room(self, window: Window) -> bool:
+        """Return whether a window fits beside recalled messages; a long call that is kept whole may not."""
+        return window.tokens <= self.room - self.recall_limit
+
+    async def read(
+        self,
+        session_id: str,
+        snapshot: Snapshot | None = None,
+        *,
+        results_from: int | None = None,
+    ) -> Window:
+        """Return the window of the log behind the cursor, which this or another process may have moved.
+
+        A ``snapshot`` of the session spares a query. With ``results_from`` the window
+        is read anew and not remembered, as after a cut that has stored this row.
+        """
+        remembered = None
+        if results_from is None:
+            remembered = self.window(session_id)
+        seen = remembered.seen if remembered else ReadPosition()
+        page = await self._page(session_id, seen, snapshot=snapshot)
+        if remembered and not remembered.is_continued_by(page):
+            remembered = None
+            page = await self._page(session_id, ReadPosition())
+        window = remembered or await self._empty(session_id, page)
+        if window is None:
+            # Another process has moved the cursor since.
+            return await self.read(session_id, results_from=results_from)
+        if results_from is not None:
+            window = replace(window, results_from=results_from)
+        if page.rows:
+            window = await self._extend(session_id, window, page)
+        if results_from is None:
+            self._keep(session_id, window)
+        return window
+
+    async def _extend(self, session_id: str, window: Window, page: LogPage) -> Window:
+        """Return the window with the rows of a page, and of earlier pages while there is room."""
+        seen = replace(window.seen, last_id=page.rows[-1].id)
+        newest = times_of(page.rows)[-1]
+        offset = newest.tzinfo if newest else None
+        new = await self._count(page.rows, window.results_from)
+        while page.more and not await asyncio.to_thread(window.is_filled_by, new):
+            page = await self._page(session_id, window.seen, before=page.rows[0].id)
+            new = await self._count(page.rows, window.results_from) + new
+        if tokens_of(new) > window.message_limit:
+            new = await asyncio.to_thread(window.within_shares, new)
+        instruction_rows = {entry.row_id for entry in window.instructions}
+        new = [entry for entry in new if entry.row_id not in instruction_rows]
+        if page.more:
+            # The rows before the page have no room, so the earlier entries have none.
+            window = replace(window, entries=())
+        entries = window.extended_by(new, with_days=self.show_days)
+        return replace(window, entries=entries, seen=seen, offset=offset)
+
+    async def move(self, session_id: str, window: Window, position: int) -> bool:
+        """Move the cursor, and store the summary of the window; return False as ``Readers.move``."""
+        state: dict[str, Any] = {
+            "summary": window.summary,
+            "summarised": window.summarised,
+            "results_from": window.results_from,
+        }
+        if position and window.sticky_heat:
+            heat = window.sticky_heat.items()
+            state[ROWS] = [(row_id, row_id, value) for row_id, value in heat]
+        return await self.store.readers.move(
+            session_id,
+            self.name,
+            epoch=window.seen.epoch,
+            old=window.seen.position,
+            new=position,
+            state=state if any(state.values()) else None,
+        )
+
+    async def announce(
+        self,
+        session_id: str,
+        before: Window,
+        after: Window,
+        started: float,
+        spent: Usage | None = None,
+    ) -> None:
+        """Send an event if messages have left the record; ``started`` is of ``perf_counter``."""
+        old = before.seen.position
+        new = after.seen.position
+        seconds = perf_counter() - started
+        if new > old and has_listeners():
+            event = HistoryCondensedEvent(
+                session_id=session_id,
+                messages=await self.store.readers.count_messages(
+                    session_id, after=old, last=new
+                ),
+                tokens_before=self.tokens(before),
+                tokens_after=self.tokens(after),
+                summarised=self.summarize,
+                summary_tokens=after.element.tokens,
+                position=new,
+                seconds=seconds,
+                prompt_tokens=spent.prompt_tokens if spent else 0,
+                completion_tokens=spent.completion_tokens if spent else 0,
+            )
+            send(event)
+
+    async def _empty(self, session_id: str, page: LogPage) -> Window | None:
+        """Return a window with the first instructions and the stored summary, but no entries yet.
+
+        None if the cursor has moved since the page was read.
+        """
+        first = await self.store.readers.unread(session_id, self.name, after=0, limit=1)
+        if first.position != page.position:
+            return None
+        room = self.room - self.recall_limit
+        if self.summarize:
+            room -= self.summary_limit
+        instructions = await self._instructions(first.rows, room)
+        room -= tokens_of(instructions)
+        state = first.state or {}
+        summary = str(state.get("summary") or "")
+        limit = self.summary_limit
+        if not self.summarize:
+            # A stored summary that is no longer extended leaves half to messages.
+            limit = min(limit, room // 2)
+        element = summary_element(summary, limit, self.counter, (self.name,))
+        if not self.summarize:
+            room -= element.tokens
+        # The instructions count as messages.
+        number = len(instructions)
+        limits = replace(
+            self.limits,
+            tokens=max(room, 0),
+            max_messages=max(self.limits.max_messages - number, 1),
+            keep_messages=max(self.limits.keep_messages - number, 1),
+        )
+        window = Window(
+            ReadPosition(page.epoch, page.position),
+            limits,
+            self.counter,
+            instructions,
+            summary,
+            element,
+            summarised=int(state.get("summarised") or 0),
+            results_from=int(state.get("results_from") or 0),
+        )
+        heat = {row_id: value for row_id, _, value in state.get(ROWS, ())}
+        return await self._with_sticky(session_id, window, heat)
+
+    async def _instructions(
+        self, rows: Iterable[LogRow], room: int
+    ) -> tuple[Entry, ...]:
+        """Return the instructions among the first rows of the log, clipped to half of the room."""
+        if not self.include_system:
+            return ()
+        entries = await self._count(
+            [row for row in rows if row.role in INSTRUCTION_ROLES]
+        )
+        instructions = []
+        for entry in entries:
+            clipped = clip_entry(entry, room // 2, self.counter)
+            if clipped.tokens <= room:
+                instructions.append(replace(clipped, kind="instructions", day=""))
+        return tuple(instructions)
+
+    async def _page(
+        self,
+        session_id: str,
+        seen: ReadPosition,
+        before: int | None = None,
+        snapshot: Snapshot | None = None,
+    ) -> LogPage:
+        rows = snapshot.log_behind(seen) if snapshot else None
+        if snapshot is None or rows is None:
+            return await self.store.readers.page(
+                session_id, self.name, seen, before=before, limit=_PAGE_ROWS
+            )
+        unread = [row for row in rows if row.id > snapshot.position]
+        return LogPage(snapshot.position, snapshot.epoch, unread)
+
+    async def _count(
+        self, rows: Sequence[LogRow], results_from: int = 0
+    ) -> list[Entry]:
+        """Return the entries of rows with their tokens; the results of tools before a row in a line each."""
+        counter = self.counter
+        tags = (self.name,)
+        if sum(row.characters for row in rows) > LONG_CHARACTERS:
+            entries = await asyncio.to_thread(
+                entries_of, rows, counter, tags, zone=self.time_zone
+            )
+        else:
+            entries = entries_of(rows, counter, tags, zone=self.time_zone)
+        for i, entry in enumerate(entries):
+            if entry.row_id < results_from and entry.is_result:
+                entries[i] = in_a_line(entry, counter)
+        return entries
