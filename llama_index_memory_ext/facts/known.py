@@ -165,6 +165,8 @@ class UserFacts:
         The choice is stored under the name ``reader`` once for each position of the
         record. So every process shows the same profile until the record is cut.
         """
+        if not self.present.facts:
+            return []
         key = (reader, record.session_id)
         choice = self._choices.get(key)
         if choice is None or not choice.is_for(record):
