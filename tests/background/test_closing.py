@@ -30,7 +30,9 @@ async def start_learning(
     store: MemoryStore, llm: OpenAI, hook: Callable[[httpx.Request], Awaitable[None]]
 ) -> None:
     """Start a job that asks the model, with a hook of its client for each request."""
-    llm._async_http_client.event_hooks = {"request": [hook]}
+    client = llm._async_http_client
+    assert client is not None
+    client.event_hooks = {"request": [hook]}
     for session in ("monday", "friday"):
         memory = CondensedMemory.from_defaults(
             session, user_id="ann", llm=llm, chat_store=store, wait_for_facts=0
