@@ -46,7 +46,9 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.memory.condensed_memory import (
         CondensedMemory as CondensedMemory,
     )
-    from llama_index_memory_ext.memory.fields import MemoryOptions as MemoryOptions
+    from llama_index_memory_ext.memory.condensed_memory import (
+        MemoryOptions as MemoryOptions,
+    )
     from llama_index_memory_ext.memory.preview import PromptPreview as PromptPreview
     from llama_index_memory_ext.memory.preview import PromptPreviewer as PromptPreviewer
     from llama_index_memory_ext.memory.template import (
@@ -87,8 +89,7 @@ _NAMES = {
     "facts.ranking": ["format_facts"],
     "formats": ["messages_from_json", "messages_to_json"],
     "checks.secrets": ["redact_secrets"],
-    "memory.condensed_memory": ["CondensedMemory"],
-    "memory.fields": ["MemoryOptions"],
+    "memory.condensed_memory": ["CondensedMemory", "MemoryOptions"],
     "memory.preview": ["PromptPreview", "PromptPreviewer"],
     "memory.template": ["MemoryBlocksTemplate"],
     "models.caching_openai": ["AnyOpenAI", "CachingOpenAI", "CachingOpenAIResponses"],

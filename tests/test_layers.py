@@ -73,7 +73,7 @@ MODULES = {
     ).removesuffix(".__init__"): name
     for name in FILES
 }
-MOST_LEVELS = 12
+MOST_LEVELS = 11
 # Limits of the whole package: they only become lower. Comments and docstrings are free.
 MOST_TOKENS = 161_055
 MOST_TOKENS_PER_LINE = 7.6

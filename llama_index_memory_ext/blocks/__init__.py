@@ -17,13 +17,11 @@ from llama_index.core.bridge.pydantic import (
     PrivateAttr,
 )
 from llama_index.core.llms.llm import LLM
-from llama_index.core.llms.mock import MockLLM
 from llama_index.core.memory import BaseMemoryBlock
-from llama_index.core.settings import Settings
 
 from llama_index_memory_ext.background.jobs import Failure, JobKey, Jobs
 from llama_index_memory_ext.errors import NoModelError
-from llama_index_memory_ext.models.ask import without_history
+from llama_index_memory_ext.models.ask import llm_of_settings, without_history
 from llama_index_memory_ext.settings import TimeZone, build_checked, checked_zone
 from llama_index_memory_ext.store import MemoryStore
 from llama_index_memory_ext.text.messages import now_in
@@ -53,16 +51,6 @@ Languages: TypeAlias = Annotated[
 ]
 # Models are shared by copies, and left out of pickles: they hold keys and connections.
 _MODELS = ("llm", "embed_model")
-
-
-def llm_of_settings() -> LLM | None:
-    """Return the model that the program has set as ``Settings.llm``; None if it has set none."""
-    # The property would make an OpenAI model, which the program has not chosen.
-    llm = Settings._llm  # noqa: SLF001
-    # LlamaIndex stores a MockLLM for None.
-    if type(llm) is MockLLM:
-        return None
-    return llm
 
 
 class LogBlock(BaseMemoryBlock[str]):

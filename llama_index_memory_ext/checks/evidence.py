@@ -190,7 +190,8 @@ _MAX_EXCERPT = 2_000
 _MAX_TRANSLATED = 300
 # A content of fewer words is no copy of a sentence.
 _SHORTEST_COPY = 3
-# The most of the user's keywords in a copy of the assistant's words.
+# In a copy of the assistant's words, at most this share of the keywords is the user's,
+# too.
 _MOST_OF_BOTH = 0.5
 # The longest answer to a question, in words, or in characters of a script without
 # spaces.
@@ -199,8 +200,11 @@ _LONGEST_ANSWER = 6
 
 @dataclass(frozen=True, slots=True)
 class QuoteMatch:
-    """The place of a quote: a line of the user's, its text and a part of it.
+    """The place of a quote in the user's lines.
 
+    ``line``: the place of the line in ``Source.lines``.
+    ``text``: the text of the line.
+    ``span``: the part of the text that the quote means.
     ``is_translated``: the quote is in another language.
     """
 
@@ -253,7 +257,7 @@ class Source:
         context: The messages right before the lines.
         tool_text: The texts of tools and pages.
         said_on: The day of the conversation.
-        known_facts: Facts that names may come from.
+        known_facts: All present and pending facts, from which names may come.
     """
 
     lines: Sequence[Utterance]
@@ -307,12 +311,14 @@ class Source:
     def _find_original(self, quote: str) -> QuoteMatch | None:
         """Return the line that a quote translates, with most keywords in common.
 
-        Small models also report the assistant's words and the tags of the request.
+        Small models also report the assistant's words and the tags of the request. These
+        are no translations.
         """
         texts = self.users_texts
         originals = [i for i, text in texts.items() if is_translation(quote, text)]
         language = language_of(quote)
-        # A model quotes a user who also writes in this language in it.
+        # If the user writes in the language of the quote, the model had no reason to
+        # translate.
         may_be_exact = language is not None and language in map(
             language_of, texts.values()
         )

@@ -269,13 +269,13 @@ class RecordInPrompt:
 
 
 class Surroundings(NamedTuple):
-    """What else the prompt holds, and the tokens that it leaves for facts.
+    """The other parts of a prompt, and the tokens that they leave for facts.
 
     ``profile``: the facts in front of the record, in their order.
     ``stated``: the ids of facts whose messages are in the record.
     ``floor``: the share of the best similarity from which a fact concerns the question.
     ``limit``: tokens for the facts beside the profile.
-    ``room``: tokens for facts of these that do not concern the question.
+    ``room``: tokens within ``limit`` for facts that do not concern the question.
     """
 
     limit: int = 0
@@ -463,7 +463,7 @@ class ShowableFacts:
 
 
 def _ongoing(turns: Iterable[str]) -> float:
-    """Return how much the turns go on with something, 0..1, by the number of their terms."""
+    """Return how much the turns continue earlier work, 0..1, by the number of their terms."""
     terms = set(chain.from_iterable(map(terms_in, turns)))
     return min(1.0, len(terms) / _ONGOING_TERMS) ** 2
 
@@ -554,9 +554,10 @@ class Ranking(NamedTuple):
         if another fact has the same words of the question, and more. Pinned facts stay
         in any case. Only the best 256 facts are looked at.
 
-        None: facts with a tenth of the best similarity, facts of the time that the
-            question asks for, and the best 12 others; behind a record three tenths, and
-            others only in the room that the profile leaves. 0: all facts.
+        If ``min_similarity`` is None, these facts concern the question: facts with a
+        tenth of the best similarity, facts of the time that the question asks for, and
+        the best 12 others. Behind a record, three tenths are needed, and the others
+        need room that the profile leaves. If it is 0, all facts concern the question.
         """
         elsewhere = self.surroundings.fact_ids
         ranked = (entry for entry in ranked if entry.fact.id not in elsewhere)
@@ -768,7 +769,7 @@ def rank(
 ) -> list[RankedFact]:
     """Return all facts, best first: ``score = similarity_weight * similarity + confidence_weight * confidence``.
 
-    ``+ recency_weight * recency`` if that weight is not 0. Similarities are divided by
+    ``recency_weight * recency`` is added to the score. Similarities are divided by
     the best of these facts, weights by their sum. If no fact has a word in common with
     the question, confidence and recency decide. Ties: newest first.
 

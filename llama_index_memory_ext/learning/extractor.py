@@ -380,7 +380,7 @@ class Extractor:
             self.spent.extend(used)
 
     def _take_spent(self) -> Usage:
-        """Return the usage that no event has counted yet, and count it from now on."""
+        """Return the usage that no event has counted yet, and reset it."""
         used = sum(self.spent, Usage())
         self.spent.clear()
         return used
@@ -391,9 +391,13 @@ class Extractor:
         known_facts: Sequence[Fact],
         said_at: datetime,
     ) -> ValidatedReply:
-        """Return the reply as ``validate_reply`` validates it beside the facts of the user."""
+        """Validate a reply beside the facts of the user, and return the result.
+
+        ``validate``: ``validate_reply`` with the reply and its lines.
+        """
         user_facts = self.user_facts
-        # A fact that was deleted since must not come back by being retired.
+        # A fact that was deleted meanwhile is retired here, so that no entry stores it
+        # again.
         current = [
             user_facts.facts.get(fact.id) or retire(fact, "deleted", fact.updated_at)
             for fact in known_facts

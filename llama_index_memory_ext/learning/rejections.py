@@ -90,7 +90,8 @@ class Ending(NamedTuple):
     ``place``: where the quote of the entry lies in the user's lines, or ``NOWHERE``.
     ``new``: the new fact that holds instead.
     ``is_only``: no other fact is ended by the same quote.
-    ``is_request``: a model has read the user's request before.
+    ``is_request``: the entry comes from a tool for requests, whose model has read the
+    request.
     """
 
     fact: Fact
@@ -316,8 +317,8 @@ def reject_uncontradicted(ending: Ending, source: Source) -> Rejection | None:
 
     Words that ask, suppose or quote contradict nothing. Other words end the fact in
     three cases: these words or the new fact share a word with the fact; they tell a
-    change that ends no other fact or comes with a new fact; or a model has read the
-    user's request before.
+    change that ends no other fact or comes with a new fact; or the entry comes from a
+    tool for requests.
     """
     fact = ending.fact
     place = ending.place

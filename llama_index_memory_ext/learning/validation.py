@@ -1,4 +1,4 @@
-"""Validates a model's reply: tells which facts are stored, confirmed and retired."""
+"""Validates a model's reply: returns the facts to store, confirm and retire, and the rejections."""
 
 from __future__ import annotations
 
@@ -138,7 +138,9 @@ def validate_reply(
 class _Validation:
     """Checks the entries of a reply, new facts first, and collects the results.
 
-    ``by_label`` holds the first new fact of each label; None if it was not stored.
+    ``known_facts``: the facts that entries name by number; ``source.known_facts`` also has
+    the other present and pending facts.
+    ``by_label``: the first new fact of each label; None if it was rejected.
     """
 
     source: Source

@@ -1,4 +1,4 @@
-"""In whose words a new fact is stored: the model's statement, or the user's own sentence."""
+"""Chooses the words in which a new fact is stored: the model's statement, or the user's own sentence."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def in_said_words(candidate: Candidate, source: Source) -> Candidate:
 
 
 def stored_place(candidate: Candidate) -> QuoteMatch:
-    """Return the place of the quote that is stored: of the whole sentence if that is the fact."""
+    """Return the place of the quote to store: the user's whole sentence if it is the fact."""
     place = candidate.place
     if not candidate.is_users_words:
         return place

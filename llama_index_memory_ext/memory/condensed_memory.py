@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from collections.abc import Sequence  # noqa: TC003 - programs read the types of MemoryOptions
+from datetime import tzinfo  # noqa: TC003 - the same
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,8 +16,8 @@ from typing_extensions import Self, Unpack
 
 from llama_index_memory_ext.background.locks import lock_for, single_run
 from llama_index_memory_ext.background.loop import in_sync
-from llama_index_memory_ext.blocks.facts import RelevantFactsBlock
-from llama_index_memory_ext.blocks.record import CondensedMemoryBlock
+from llama_index_memory_ext.blocks.facts import FactsOptions, RelevantFactsBlock
+from llama_index_memory_ext.blocks.record import CondensedMemoryBlock, CondensedOptions
 from llama_index_memory_ext.errors import (
     MessageError,
     SessionOwnerError,
@@ -24,7 +26,7 @@ from llama_index_memory_ext.errors import (
 )
 from llama_index_memory_ext.events import failure_handler
 from llama_index_memory_ext.formats import Layout, messages_to_json, moved_from_json
-from llama_index_memory_ext.memory.fields import MemoryFields, MemoryOptions
+from llama_index_memory_ext.memory.fields import ErrorHandler, MemoryFields, Redact
 from llama_index_memory_ext.memory.prompt import assemble, read_prompt, read_turn
 from llama_index_memory_ext.memory.search import MemorySearchResult, check_search
 from llama_index_memory_ext.memory.settings import (
@@ -41,7 +43,6 @@ from llama_index_memory_ext.memory.settings import (
 from llama_index_memory_ext.memory.template import MemoryBlocksTemplate
 from llama_index_memory_ext.memory.writing import (
     access_of,
-    log_blocks,
     open_blocks,
     plan_flush,
     plan_question,
@@ -51,6 +52,9 @@ from llama_index_memory_ext.memory.writing import (
     write,
 )
 from llama_index_memory_ext.models.ask import warn_of_server_history
+from llama_index_memory_ext.record.cache_points import (
+    CachePoints,  # noqa: TC001 - the same
+)
 from llama_index_memory_ext.settings import (
     check_id,
     check_names,
@@ -69,7 +73,7 @@ from llama_index_memory_ext.text.turns import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable
     from contextlib import AbstractAsyncContextManager
 
     from llama_index.core.base.embeddings.base import BaseEmbedding
@@ -91,6 +95,22 @@ _WAITS = ", then wait for extraction, summary and embeddings of this session"
 
 async def _wait_for_jobs(memory: CondensedMemory) -> None:
     await memory.sql_store.jobs.wait_for_session(memory.session_id)
+
+
+class MemoryOptions(CondensedOptions, FactsOptions, total=False):
+    """The settings of a memory and of its blocks that ``CondensedMemory.from_defaults`` takes by name.
+
+    ``help`` of that function documents them.
+    """
+
+    user_id: str | None
+    shared: bool
+    cache_points: CachePoints
+    redact: Redact
+    on_error: ErrorHandler
+    temporary: bool
+    time_zone: str | tzinfo | None
+    languages: Sequence[str] | None
 
 
 class CondensedMemory(MemoryFields):
@@ -437,7 +457,7 @@ class CondensedMemory(MemoryFields):
     @property
     def facts(self) -> FactBook:
         """The facts of the user: to list, add, change, retire, restore, forget, export and import."""
-        block = self._block_of(RelevantFactsBlock)
+        block: RelevantFactsBlock = self._block_of("RelevantFactsBlock")
         # A program that only looks for learned facts may have given its runs no memory.
         if block.extract_facts:
             self._has_only_facts = True
@@ -776,14 +796,14 @@ class CondensedMemory(MemoryFields):
         """Pass the messages that leave by the plan to the blocks; wait for facts and summary."""
         async with self._calls():
             await write(self, [], plan)
-        for block in log_blocks(self):
+        for block in self.log_blocks:
             await block.aflush(self.session_id)
 
     async def _finish(self) -> None:
         """Flush before closing; accept a read-only database or another owner's session if nothing was written."""
         try:
             await self._flush(leaving_at_end)
-            for block in log_blocks(self):
+            for block in self.log_blocks:
                 await block.finish()
         except StoreError as error:
             if self._opened and not isinstance(error, SessionOwnerError):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from datetime import tzinfo  # noqa: TC003 - programs read the types of MemoryOptions
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, model_validator
 from llama_index.core.memory import InsertMethod, Memory
@@ -14,8 +13,6 @@ from pydantic import AfterValidator, ConfigDict
 from typing_extensions import Self
 
 from llama_index_memory_ext.blocks import Counter, LogBlock
-from llama_index_memory_ext.blocks.facts import FactsOptions, RelevantFactsBlock
-from llama_index_memory_ext.blocks.record import CondensedMemoryBlock, CondensedOptions
 from llama_index_memory_ext.errors import SettingError, StoreError
 from llama_index_memory_ext.events import MemoryFailure
 from llama_index_memory_ext.memory.search import MemorySearchResult
@@ -27,7 +24,9 @@ from llama_index_memory_ext.store import MemoryStore
 from llama_index_memory_ext.text.tokens import TokenCounter
 from llama_index_memory_ext.text.turns import FLUSH_EVERY_TURN
 
-B = TypeVar("B", bound=LogBlock)
+if TYPE_CHECKING:
+    from llama_index_memory_ext.blocks.facts import RelevantFactsBlock
+    from llama_index_memory_ext.blocks.record import CondensedMemoryBlock
 
 # None stores texts unchanged.
 Redact: TypeAlias = Callable[[str], str] | None
@@ -47,22 +46,6 @@ def _checked_handler(handler: Any) -> Any:
 ErrorHandler: TypeAlias = Annotated[
     Callable[[MemoryFailure], object] | None, AfterValidator(_checked_handler)
 ]
-
-
-class MemoryOptions(CondensedOptions, FactsOptions, total=False):
-    """The settings of a memory and of its blocks that ``CondensedMemory.from_defaults`` takes by name.
-
-    ``help`` of that function documents them.
-    """
-
-    user_id: str | None
-    shared: bool
-    cache_points: CachePoints
-    redact: Redact
-    on_error: ErrorHandler
-    temporary: bool
-    time_zone: str | tzinfo | None
-    languages: Sequence[str] | None
 
 
 class MemoryFields(Memory):
@@ -152,8 +135,8 @@ class MemoryFields(Memory):
     @model_validator(mode="before")
     @classmethod
     def _check_blocks(cls, values: dict[str, Any]) -> dict[str, Any]:
-        kinds = {type(block) for block in values.get("memory_blocks", ())}
-        if not {CondensedMemoryBlock, RelevantFactsBlock} <= kinds:
+        kinds = {type(block).__name__ for block in values.get("memory_blocks", ())}
+        if not {"CondensedMemoryBlock", "RelevantFactsBlock"} <= kinds:
             raise SettingError(
                 "A CondensedMemory needs a CondensedMemoryBlock and a RelevantFactsBlock on the same store. Build it "
                 "with CondensedMemory.from_defaults(...)."
@@ -171,8 +154,8 @@ class MemoryFields(Memory):
             raise SettingError(
                 "shared=True needs a user_id, which names the speaker; saw none. Pass the user's id."
             )
-        for block in self.memory_blocks:
-            if isinstance(block, LogBlock) and self.time_zone is not None:
+        if self.time_zone is not None:
+            for block in self.log_blocks:
                 block.time_zone = self.time_zone
         return self
 
@@ -180,16 +163,24 @@ class MemoryFields(Memory):
     def condensed_block(self) -> CondensedMemoryBlock:
         """The block that shows the record."""
         self._mark_used()
-        return self._block_of(CondensedMemoryBlock)
+        block: CondensedMemoryBlock = self._block_of("CondensedMemoryBlock")
+        return block
 
     @property
     def facts_block(self) -> RelevantFactsBlock:
         """The block that keeps and shows facts about the user."""
         self._mark_used()
-        return self._block_of(RelevantFactsBlock)
+        block: RelevantFactsBlock = self._block_of("RelevantFactsBlock")
+        return block
 
-    def _block_of(self, kind: type[B]) -> B:
-        return next(block for block in self.memory_blocks if isinstance(block, kind))
+    def _block_of(self, kind: str) -> Any:
+        """Return the first block of this class. The classes import what the parts of a memory must not."""
+        return next(b for b in self.memory_blocks if type(b).__name__ == kind)
+
+    @property
+    def log_blocks(self) -> list[LogBlock]:
+        """The blocks that read the log of a store."""
+        return [block for block in self.memory_blocks if isinstance(block, LogBlock)]
 
     def _mark_used(self) -> None:
         self._is_used = True

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from llama_index.core.memory import BaseMemoryBlock
 from llama_index.core.memory.memory import generate_chat_store_key
 
-from llama_index_memory_ext.blocks import LogBlock, llm_of_settings
 from llama_index_memory_ext.errors import (
     LayoutError,
     LimitError,
@@ -19,7 +18,11 @@ from llama_index_memory_ext.errors import (
 from llama_index_memory_ext.facts.ranking import PROFILE_NAME
 from llama_index_memory_ext.memory.template import MemoryBlocksTemplate
 from llama_index_memory_ext.models.ask import context_window as window_of
-from llama_index_memory_ext.models.ask import name_of, warn_without_cache_points
+from llama_index_memory_ext.models.ask import (
+    llm_of_settings,
+    name_of,
+    warn_without_cache_points,
+)
 from llama_index_memory_ext.record.text import MIN_ROOM
 from llama_index_memory_ext.settings import check_id, describe_value
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
     from sqlalchemy.ext.asyncio import AsyncEngine
 
+    from llama_index_memory_ext.blocks import LogBlock
     from llama_index_memory_ext.blocks.record import CondensedMemoryBlock
     from llama_index_memory_ext.record.cache_points import CachePoints
     from llama_index_memory_ext.store.address import Address

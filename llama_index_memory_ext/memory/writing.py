@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.background.jobs import log_failure
 from llama_index_memory_ext.background.locks import is_running
-from llama_index_memory_ext.blocks import LogBlock
 from llama_index_memory_ext.errors import StoreTimeoutError
 from llama_index_memory_ext.record.media import has_answer_before_question
 from llama_index_memory_ext.store.rows import SessionAccess
@@ -30,11 +29,6 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.memory.fields import MemoryFields
 
 logger = logging.getLogger(__name__)
-
-
-def log_blocks(memory: MemoryFields) -> list[LogBlock]:
-    """Return the blocks that read the log of a store."""
-    return [block for block in memory.memory_blocks if isinstance(block, LogBlock)]
 
 
 def access_of(memory: MemoryFields) -> SessionAccess:
@@ -61,7 +55,7 @@ async def open_blocks(memory: MemoryFields, question: str | None) -> bool:
     A failure is logged, because the message must still be stored.
     """
     try:
-        for block in log_blocks(memory):
+        for block in memory.log_blocks:
             await block.aopen(memory.session_id, question)
     except StoreTimeoutError:
         # Storing the message would wait as long again.
@@ -90,7 +84,7 @@ async def write(
     Return the number of messages that were not stored before.
     """
     readers: list[str] = []
-    for block in log_blocks(memory):
+    for block in memory.log_blocks:
         readers += block.readers_of(memory.session_id)
     appended = await memory.sql_store.log.append(
         memory.session_id,

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, ToolCallBlock
 from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW
+from llama_index.core.llms.mock import MockLLM
+from llama_index.core.settings import Settings
 
 from llama_index_memory_ext.errors import is_about_words, status_of
 from llama_index_memory_ext.text.entries import message_tokens
@@ -99,6 +101,16 @@ def warn_without_cache_points(llm: LLM | None) -> None:
             family,
             how_to_mark(family),
         )
+
+
+def llm_of_settings() -> LLM | None:
+    """Return the model that the program has set as ``Settings.llm``; None if it has set none."""
+    # The property would make an OpenAI model, which the program has not chosen.
+    llm = Settings._llm  # noqa: SLF001
+    # LlamaIndex stores a MockLLM for None.
+    if type(llm) is MockLLM:
+        return None
+    return llm
 
 
 def name_of(llm: LLM) -> str:

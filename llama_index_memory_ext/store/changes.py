@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 def is_copy(
     fact_id: str, facts: Mapping[str, Fact], contents: Mapping[str, str | None]
 ) -> bool:
-    """Return whether a fact has the id and the content of one of the ``contents``; one that cannot be read may."""
+    """Return whether a fact has the id and the content of a fact of ``contents``.
+
+    A content that cannot be read counts as the same.
+    """
     if fact_id not in facts:
         return fact_id in contents
     return contents.get(fact_id, "") in (None, facts[fact_id].content)
@@ -65,7 +68,7 @@ def only_ending(facts: Mapping[str, Fact], deleted: Collection[str]) -> set[str]
 
 
 def merged(facts: Sequence[Fact], newer: Mapping[str, Fact]) -> list[Fact]:
-    """Return the extracted facts to store, where ``newer`` facts were stored since the extraction began.
+    """Return the extracted facts to store beside the ``newer`` facts, stored since the extraction began.
 
     A fact with the content of a newer fact is not stored again.
     """

@@ -118,8 +118,7 @@ def put_facts(
                     "id": fact.id,
                     "change": change,
                     "agent_id": fact.agent_id or "",
-                    # A session that only the name of an imported fact is, may be
-                    # the session of another user.
+                    # An imported fact may name a session that is another user's here.
                     "session_id": fact.session_id if fact.message_ids else None,
                     "row_id": next(iter(fact.message_ids), None),
                     "data": stored.model_dump(mode="json"),

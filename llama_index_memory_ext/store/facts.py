@@ -1,4 +1,4 @@
-"""Keeps the facts of each user in the order in which they changed."""
+"""Reads, writes and deletes the facts of each user, with the number of each change."""
 
 from __future__ import annotations
 
@@ -95,8 +95,7 @@ def write_facts(
 ) -> bool:
     """As ``Facts.write``."""
     if seen is not None:
-        # Before the first fact there is no epoch that changes when its messages are
-        # deleted.
+        # A user without facts has no epoch, so a deletion of the messages changes none.
         if seen.epoch == 0 and not _are_said(tx, facts):
             tx.rollback()
             return False
@@ -203,7 +202,7 @@ def write_extracted(
 
 
 def _link_facts(tx: Transaction, namespace: str, facts: Iterable[Fact]) -> list[Fact]:
-    """Return the facts with the rows that state them; without rows if none does."""
+    """Return the facts, each with the ids of the rows that have its quote; () if no row has it."""
     texts: dict[str, dict[int, str]] = {}
     linked = []
     for fact in facts:
@@ -220,7 +219,7 @@ def _link_facts(tx: Transaction, namespace: str, facts: Iterable[Fact]) -> list[
 def _texts_in(tx: Transaction, namespace: str, session_id: str) -> dict[int, str]:
     """Return the texts of a session from which a namespace may have facts, by their rows.
 
-    {} for a session of another user alone: only its name is the same.
+    {} for a session of other users, which only has the same name.
     """
     users = tx.scalars(_SELECT_OWNERS, session_id=session_id)
     speakers: set[str | None] = {*users}
@@ -292,8 +291,8 @@ class Facts:
         """Store facts in one transaction; a fact with a stored id replaces the stored one.
 
         With ``seen``, changes that were stored since stay. False, and nothing is
-        stored, if facts were deleted since. Each page of ``PAGE_FACTS`` has the time of
-        one call.
+        stored, if facts were deleted since. The call may take the ``operation_timeout``
+        once for each ``PAGE_FACTS`` facts.
 
         Raises:
             FactError: The stored fact belongs to another agent.
@@ -353,7 +352,7 @@ class Facts:
     ) -> None:
         """As ``write``; each fact gets the rows of its session that have its quote.
 
-        A row id is of one database only, so the words find the messages.
+        The row ids of another database mean nothing here, so quotes find the messages.
         """
         keys = {fact.session_id or "" for fact in facts}
         sessions = await self._existing(list(keys))

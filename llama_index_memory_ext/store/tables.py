@@ -1,4 +1,4 @@
-"""The names in the columns of the tables."""
+"""The names that columns hold: kinds of owners, statuses, namespaces and cursors. The tables are in ``schema.py``."""
 
 from __future__ import annotations
 

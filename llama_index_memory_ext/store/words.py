@@ -42,8 +42,7 @@ class Leaving(NamedTuple):
     ) -> bool:
         """Return whether a fact of another namespace is deleted, because the user said it or may have said it.
 
-        If its speaker is unknown, it is deleted, unless its namespace is of a user who
-        stays.
+        A fact of an unknown speaker is deleted, unless a user who stays owns it.
         """
         users = self.sessions.get(session_id or "")
         is_unknown = (
@@ -52,7 +51,7 @@ class Leaving(NamedTuple):
         return is_unknown or said_by in self.namespaces
 
     def is_team(self, namespace: str) -> bool:
-        """Return whether a namespace is of no user who stays, so that it may hold the words of any user."""
+        """Return whether no user who stays owns a namespace, so that it may hold the words of any user."""
         return not any(namespace in users for users in self.sessions.values())
 
 
