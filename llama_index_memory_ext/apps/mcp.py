@@ -148,14 +148,6 @@ class _Readers:
         page = self._spec.describe(facts[start : start + limit])
         return f"{page}{len(facts)} facts in all."
 
-    async def read_facts(self) -> str:
-        """Return the newest facts about the user."""
-        return await self.list_memories(limit=_MOST_LISTED)
-
-    async def read_category(self, category: str) -> str:
-        """Return the newest facts about the user in a category."""
-        return await self.list_memories(limit=_MOST_LISTED, category=category)
-
 
 def _filters(
     since: date | None, until: date | None, category: str | None, tag: str | None
@@ -178,8 +170,7 @@ def memory_server(
     The tools see the memory's user only. With ``in_session`` the messages of the
     memory's session are searched, and quotes must be in them. Otherwise the quotes of
     the client are taken as words of the user. ``read_only`` leaves out the tools that
-    write. The resources ``memory://facts`` and ``memory://facts/{category}`` are the
-    newest 100 facts.
+    write.
     """
     spec = MemoryToolSpec(memory, token_limit=_MOST_TOKENS, in_session=in_session)
     readers = _Readers(spec)
@@ -219,12 +210,6 @@ def memory_server(
     if not read_only:
         add(spec.aremember, writes=True)
         add(spec.aforget, writes=True, destroys=True)
-    server.resource("memory://facts", title="Facts about the user")(
-        _guarded(readers.read_facts, {})
-    )
-    server.resource("memory://facts/{category}", title="Facts of a category")(
-        _guarded(readers.read_category, {})
-    )
     return server
 
 

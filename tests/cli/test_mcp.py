@@ -451,27 +451,6 @@ async def test_filters_select_facts_in_a_search_and_a_list(database: Path) -> No
         assert after == "2 facts in all."
 
 
-async def test_the_facts_of_the_user_are_resources(database: Path) -> None:
-    await add_rain(database)
-    async with client(database) as session, client(database, "bob") as his:
-        (resource,) = (await session.list_resources()).resources
-        (template,) = (await session.list_resource_templates()).resource_templates
-        assert (str(resource.uri), template.uri_template) == (
-            "memory://facts",
-            "memory://facts/{category}",
-        )
-        texts = [
-            (await reader.read_resource(uri)).contents[0].text  # type: ignore[union-attr]
-            for reader, uri in (
-                (session, "memory://facts"),
-                (session, "memory://facts/knowledge"),
-                (session, "memory://facts/goal"),
-                (his, "memory://facts"),
-            )
-        ]
-    assert list(map(contents_in, texts)) == [["Likes rain"], ["Likes rain"], [], []]
-
-
 async def test_an_empty_search_names_the_tool_that_shows_all(database: Path) -> None:
     async with client(database) as session:
         assert (await call(session, "search_memory", query="tea")).endswith(
