@@ -265,7 +265,7 @@ def test_a_fact_is_added_found_retired_restored_and_forgotten(cli: Here) -> None
     assert "pytest" not in cli("facts", "list", *ANN).stdout
     assert (
         "(retired: uses unittest now)"
-        in cli("facts", "list", "--retired", *ANN, COLUMNS="200").stdout
+        in cli("facts", "list", "--state", "retired", *ANN, COLUMNS="200").stdout
     )
     assert (
         json.loads(cli("facts", "retire", docker_id, *ANN, "--json").stdout)[
@@ -324,7 +324,7 @@ def test_past_and_expired_facts_are_told_in_words(cli: Here) -> None:
     ]  # fmt: skip
     cli("import", "-", *ANN, stdin="".join(json.dumps(fact) + "\n" for fact in facts))
     add(cli, "Likes tea", "--ttl", "30")
-    shown = cli("facts", "list", "--retired", "--expired", *ANN, COLUMNS="200").stdout
+    shown = cli("facts", "list", "--state", "all", *ANN, COLUMNS="200").stdout
     for words in (
         "Lives in Oslo (past, until 2025-11-20: moved)",
         "Is in Rome (expired 2025-11-20)",
@@ -1114,7 +1114,9 @@ def test_pending_facts_are_listed_approved_and_rejected(
         tea,
         milk,
     )
-    pending = json.loads(cli("facts", "pending", *ANN, "--json").stdout)
+    pending = json.loads(
+        cli("facts", "list", "--state", "pending", *ANN, "--json").stdout
+    )
     assert [fact["id"] for fact in pending] == ["rome", "milk", "tea"]
     assert "Rome" not in cli("facts", "list", *ANN).stdout
     assert (
@@ -1131,7 +1133,9 @@ def test_pending_facts_are_listed_approved_and_rejected(
         fact["content"]
         for fact in json.loads(cli("facts", "list", *ANN, "--json").stdout)
     ] == ["Lives in Rome"]
-    assert cli("facts", "pending", *ANN).stdout == "No facts of ann that are pending.\n"
+    assert (
+        cli("facts", "list", "--state", "pending", *ANN).stdout == "No facts of ann.\n"
+    )
     done = cli("facts", "approve", "tea", *ANN)
     assert (done.returncode, "'tea' is retired. Pending: none" in done.stderr) == (
         1,

@@ -684,7 +684,7 @@ async def test_for_an_agent_its_own_facts_are_shown_in_the_order_of_the_prompt(
     )[1]
     assert re.findall(r"<dd>(.*?)</dd>", timeline) == [
         "learned",
-        "removed by hand",
+        "retired: hand: retired by hand",
     ]
 
 

@@ -242,12 +242,7 @@ async def _texts_of(store: ext.MemoryStore, stored: _StoredData) -> set[str]:
 
 def holds_deleted(file: Path, texts: Iterable[str]) -> bool:
     """Return whether a SQLite file or its journals hold the beginning of a text that is in no row any more."""
-    pieces = set()
-    for text in texts:
-        beginning = text.strip()[:_PIECE_CHARACTERS]
-        if len(beginning) >= _SHORTEST_PIECE:
-            # A row may hold a text as JSON.
-            pieces |= {beginning, dumps(beginning)[1:-1]}
+    pieces = _pieces(texts)
     remaining = set()
     for ending in ("", "-wal", "-journal"):
         path = Path(f"{file}{ending}")
@@ -267,3 +262,13 @@ def holds_deleted(file: Path, texts: Iterable[str]) -> bool:
                 text = row.replace("''", "'")
                 remaining = {piece for piece in remaining if piece not in text}
     return bool(remaining)
+
+
+def _pieces(texts: Iterable[str]) -> set[str]:
+    """Return the beginnings of the texts, as they are and as a row holds them in JSON."""
+    pieces = set()
+    for text in texts:
+        beginning = text.strip()[:_PIECE_CHARACTERS]
+        if len(beginning) >= _SHORTEST_PIECE:
+            pieces |= {beginning, dumps(beginning)[1:-1]}
+    return pieces
