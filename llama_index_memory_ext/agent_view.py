@@ -53,9 +53,9 @@ class AgentView:
 
 
 # The view without an agent: the facts that all agents share.
-SHARED = AgentView()
+SHARED_FACTS = AgentView()
 # The view of a program that keeps the facts of all agents.
-ALL = AgentView(None)
+ALL_FACTS = AgentView(None)
 
 
 def view_of(agent_id: str | None, scope: str | None) -> AgentView:
@@ -69,17 +69,17 @@ def view_of(agent_id: str | None, scope: str | None) -> AgentView:
         FactError: The scope is unknown, or needs an agent.
         SettingError: The ``agent_id`` is no id.
 
-    >>> view_of("travel", None), view_of(None, None) == SHARED
+    >>> view_of("travel", None), view_of(None, None) == SHARED_FACTS
     (AgentView(agents=(None, 'travel'), own='travel'), True)
     """
     if agent_id is None and scope in (None, "user"):
-        return SHARED
+        return SHARED_FACTS
     check_id("agent_id", agent_id)
     if scope == "all":
-        return ALL
+        return ALL_FACTS
     name = clean(agent_id)
     views = {
-        "user": SHARED,
+        "user": SHARED_FACTS,
         "agent": AgentView((name,), name),
         "both": AgentView((None, name), name),
     }

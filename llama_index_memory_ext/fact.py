@@ -415,7 +415,7 @@ def restore(fact: Fact, now: datetime) -> Fact:
     return fact.model_copy(
         update={
             **dict.fromkeys(ENDING),
-            **_DECIDED,
+            **_NOT_PENDING,
             "expires_at": expires_at,
             "past_retirements": past_retirements,
             "updated_at": now,
@@ -491,13 +491,13 @@ def mark_edited(fact: Fact, stored: Fact) -> Fact:
 
 # A pending fact with this ``said_as`` only ends other facts, and states nothing itself.
 ONLY_ENDS: SaidAs = "denied"
-_DECIDED: dict[str, Any] = {"pending": False, "ends_facts": {}}
+_NOT_PENDING: dict[str, Any] = {"pending": False, "ends_facts": {}}
 
 
 def approve(fact: Fact, facts: Mapping[str, Fact], now: datetime) -> list[Fact]:
     """Return a pending fact as approved, and the ``facts`` that it ends as retired."""
     holding = _note_change(fact, "approved", now)
-    holding = holding.model_copy(update={**_DECIDED, "updated_at": now})
+    holding = holding.model_copy(update={**_NOT_PENDING, "updated_at": now})
     if fact.said_as == ONLY_ENDS:
         reason = "approved: it has ended another fact"
         holding = retire(holding, reason, now, by="hand")

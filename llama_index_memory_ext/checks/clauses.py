@@ -57,7 +57,7 @@ def statements_of(text: str) -> str:
     return statements.strip()
 
 
-def states(sentence: str) -> bool:
+def states_something(sentence: str) -> bool:
     """Return whether a sentence states something: it is no question, supposition, text to work on or small talk."""
     is_asked = _is_question(sentence.strip())
     is_unsaid = _matches("supposed", sentence) or _matches("text_behind", sentence)
@@ -271,7 +271,7 @@ def _mentions_user(words: list[str]) -> bool:
 # ---- denials and changes ----
 
 # The words of a section of ``clauses.txt``.
-_words = partial(words_of_section, "clauses")
+_clause_words = partial(words_of_section, "clauses")
 # The verb of a change stands within so many words behind the speaker: "I have gone back".
 _NEAR = 3
 # A content copies a correction if it has this many characters of the correction's
@@ -293,7 +293,7 @@ def denies(text: str) -> bool:
 def _is_negation(word: str) -> bool:
     # Also forms such as "don't" and "dont".
     is_form = word.endswith("nt") and word in STOP_WORDS
-    return is_form or word.endswith("n't") or word in _words("negations")
+    return is_form or word.endswith("n't") or word in _clause_words("negations")
 
 
 def tells_change(text: str) -> bool:
@@ -304,7 +304,7 @@ def tells_change(text: str) -> bool:
     """
     words = [word.removesuffix("'ve") for word in _words_in(text)]
     for i, word in enumerate(words):
-        if word not in _words("speakers"):
+        if word not in _clause_words("speakers"):
             continue
         for verb in words[i + 1 : i + 1 + _NEAR]:
             is_past = verb in IRREGULAR and not verb.endswith("n")
@@ -327,7 +327,7 @@ def tells_past(statement: str, sentences: Iterable[str]) -> bool:
 @cache
 def terms_of_changes() -> frozenset[str]:
     """Return the stems of the verbs that tell a change."""
-    return frozenset(map(term_of, _words("changes")))
+    return frozenset(map(term_of, _clause_words("changes")))
 
 
 def _is_called_untrue(sentence: str) -> bool:

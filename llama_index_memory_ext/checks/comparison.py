@@ -170,11 +170,11 @@ _NO_MEANING = frozenset[str]().union(*FUNCTION_WORDS.values())
 
 
 @lru_cache(maxsize=8)
-def _said_words(words: str) -> _Said:
-    return _Said(words)
+def _said_words(words: str) -> _SaidWords:
+    return _SaidWords(words)
 
 
-class _Said:
+class _SaidWords:
     """The words that a statement is compared with."""
 
     def __init__(self, words: str) -> None:

@@ -53,7 +53,7 @@ class Span(NamedTuple):
 
     start: int
     end: int
-    share: float
+    likeness: float
 
     def of(self, text: str) -> str:
         """Return the part of the text."""
@@ -99,7 +99,7 @@ def find_quote(quote: str, text: str) -> Span | None:
     end = spans[-1].end
     # The mark at the end of a sentence belongs to the words.
     end += text.startswith(_ENDS, end) and plain.endswith(_ENDS)
-    return Span(spans[0].start, end, min(span.share for span in spans))
+    return Span(spans[0].start, end, min(span.likeness for span in spans))
 
 
 def _find_parts(quote: str, text: _Folded) -> list[Span]:
@@ -257,17 +257,18 @@ class Source:
         context: The messages right before the lines.
         tool_text: The texts of tools and pages.
         said_on: The day of the conversation.
-        known_facts: All present and pending facts, from which names may come.
+        stored_facts: The known facts, and all other present and pending facts; their names
+            count as said.
     """
 
     lines: Sequence[Utterance]
     context: Sequence[Utterance]
     tool_text: str
     said_on: date
-    known_facts: Sequence[Fact]
+    stored_facts: Sequence[Fact]
 
     @cached_property
-    def said(self) -> str:
+    def conversation_text(self) -> str:
         """The text of the context and the lines, without tools and pages.
 
         The assistant's lines belong to it: a user may agree to its names and numbers.
@@ -290,9 +291,9 @@ class Source:
         return keywords("\n".join(self.users_texts.values()))
 
     @cached_property
-    def known_text(self) -> str:
+    def facts_text(self) -> str:
         """The facts that names may come from, a line each."""
-        return "\n".join(fact.content for fact in self.known_facts)
+        return "\n".join(fact.content for fact in self.stored_facts)
 
     def find(self, quote: str) -> QuoteMatch | None:
         """Return the best place of a quote in the user's lines, the last of equal ones.
@@ -304,7 +305,7 @@ class Source:
         best: QuoteMatch | None = None
         for i, text in self.users_texts.items():
             span = find_quote(quote, text)
-            if span and (best is None or span.share >= best.span.share):
+            if span and (best is None or span.likeness >= best.span.likeness):
                 best = QuoteMatch(i, text, span)
         return best or self._find_original(quote)
 

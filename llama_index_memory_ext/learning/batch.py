@@ -66,7 +66,7 @@ class Due(NamedTuple):
         return has_left or turns >= self.turns or tokens >= self.tokens
 
 
-ALL = Due()
+ALL_UNREAD = Due()
 
 # The users whose messages count as messages of the user of the facts; None: all users.
 _Speakers: TypeAlias = "Collection[str | None] | None"

@@ -245,7 +245,7 @@ def reject_addition(candidate: Candidate, source: Source) -> Rejection | None:
     words = f"{source.question(place)} {excerpt(place.text, place.span.start)}"
     if script_of(content) == "other" or is_translation(content, words):
         return None
-    if not says_more(content, words, source.known_text, source.said_on):
+    if not says_more(content, words, source.facts_text, source.said_on):
         return None
     return Rejection("not_the_users_words", "It says more than the user did.")
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.base.llms.types import ChatMessage, TextBlock
 
-from llama_index_memory_ext.agent_view import ALL, AgentView
+from llama_index_memory_ext.agent_view import ALL_FACTS, AgentView
 from llama_index_memory_ext.learning.progress import progress_of
 from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
 from llama_index_memory_ext.store.cache import StoreCache
@@ -156,10 +156,10 @@ class PreviewFacts(Facts):
         namespace: str,
         seen: FactChanges = NOTHING_READ,
         *,
-        view: AgentView = ALL,
+        view: AgentView = ALL_FACTS,
     ) -> FactChanges:
         """Return the facts of a view that changed since ``seen``, as ``Facts``."""
-        changes = await super().read(namespace, seen, view=ALL)
+        changes = await super().read(namespace, seen, view=ALL_FACTS)
         if not changes.fresh:
             self.by_id = {}
         self.by_id |= {fact.id: fact for fact in changes.facts}

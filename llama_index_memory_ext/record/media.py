@@ -74,7 +74,7 @@ async def newest_media(
 async def _read_media(
     reader: RecordReader, session_id: str, row_id: int, epoch: int
 ) -> list[ContentBlock]:
-    rows = await reader.store.readers.rows_in(session_id, [row_id], epoch)
+    rows = await reader.store.readers.rows_in_epoch(session_id, [row_id], epoch)
     if not rows:
         return []
     # Megabytes are decoded, for which the event loop must not be blocked.

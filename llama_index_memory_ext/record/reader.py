@@ -224,7 +224,7 @@ class RecordReader:
         chosen: list[Entry] = []
         counter = self.counter
         if heat and self.sticky_limit and not window.summary:
-            rows = await self.store.readers.rows_in(
+            rows = await self.store.readers.rows_in_epoch(
                 session_id, list(heat), window.seen.epoch
             )
             # Without rows, a message was deleted: then the window is read again.

@@ -29,7 +29,7 @@ def is_copy(
     return contents.get(fact_id, "") in (None, facts[fact_id].content)
 
 
-def marked(facts: Sequence[Fact], stored: Mapping[str, Fact]) -> list[Fact]:
+def mark_edited_facts(facts: Sequence[Fact], stored: Mapping[str, Fact]) -> list[Fact]:
     """Return the facts; a fact whose content differs from the stored fact is marked as edited."""
     return [mark_edited(fact, stored.get(fact.id, fact)) for fact in facts]
 
@@ -67,7 +67,7 @@ def only_ending(facts: Mapping[str, Fact], deleted: Collection[str]) -> set[str]
     return ending
 
 
-def merged(facts: Sequence[Fact], newer: Mapping[str, Fact]) -> list[Fact]:
+def merge_facts(facts: Sequence[Fact], newer: Mapping[str, Fact]) -> list[Fact]:
     """Return the extracted facts to store beside the ``newer`` facts, stored since the extraction began.
 
     A fact with the content of a newer fact is not stored again.

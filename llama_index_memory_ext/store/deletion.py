@@ -16,8 +16,8 @@ from llama_index_memory_ext.store.schema import TABLES
 from llama_index_memory_ext.store.tables import (
     ACTIVE,
     LAST_ID,
-    OF_NOBODY,
     PROFILE_READER,
+    WITHOUT_USER,
     vectors_namespace,
 )
 from llama_index_memory_ext.store.words import forget_words, lose_words
@@ -159,7 +159,7 @@ def forget_user(
     for owner in tx.execute(_SELECT_OWNERS, names=list(sessions)):
         if owner.user_id == user_id:
             owned_sessions.add(owner.key)
-        elif owner.kind == OF_NOBODY:
+        elif owner.kind == WITHOUT_USER:
             namespaces.add(owner.user_id)
         else:
             staying[owner.key].add(owner.user_id)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from llama_index.core.bridge.pydantic import ValidationError
 
-from llama_index_memory_ext.agent_view import ALL, AgentView
+from llama_index_memory_ext.agent_view import ALL_FACTS, AgentView
 from llama_index_memory_ext.errors import EncryptionError
 from llama_index_memory_ext.fact import Fact
 from llama_index_memory_ext.store.rows import FactsVersion
@@ -75,7 +75,7 @@ def _renew(tx: Transaction, namespace: str) -> None:
 def select_facts(
     tx: Transaction,
     namespace: str,
-    view: AgentView = ALL,
+    view: AgentView = ALL_FACTS,
     *,
     seen: int = 0,
     ids: Collection[str] | None = None,

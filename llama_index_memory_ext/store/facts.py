@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llama_index_memory_ext.agent_view import SHARED, AgentView
+from llama_index_memory_ext.agent_view import SHARED_FACTS, AgentView
 from llama_index_memory_ext.errors import FactError
-from llama_index_memory_ext.store.changes import marked, merged
+from llama_index_memory_ext.store.changes import mark_edited_facts, merge_facts
 from llama_index_memory_ext.store.fact_rows import (
     PAGE_FACTS,
     delete_with_vectors,
@@ -69,7 +69,7 @@ def read_facts(
     namespace: str,
     seen: FactChanges = NOTHING_READ,
     *,
-    view: AgentView = SHARED,
+    view: AgentView = SHARED_FACTS,
 ) -> FactChanges:
     """Return the facts that changed since ``seen``.
 
@@ -101,7 +101,7 @@ def write_facts(
             return False
         return _merge(tx, namespace, facts, seen, view)
     rows = select_facts(tx, namespace, ids=[fact.id for fact in facts])
-    facts = marked(facts, parse_facts(tx, namespace, rows))
+    facts = mark_edited_facts(facts, parse_facts(tx, namespace, rows))
     agents = {row.id: row.agent_id or None for row in rows}
     hidden = sum(not view.sees(agent) for agent in agents.values())
     if hidden:
@@ -129,7 +129,7 @@ def change_facts(
     changed: Changed,
     ids: Sequence[str] | None = None,
     *,
-    view: AgentView = SHARED,
+    view: AgentView = SHARED_FACTS,
 ) -> Sequence[Fact]:
     """Change facts as they are stored now, in one transaction, and return the changed facts.
 
@@ -148,7 +148,7 @@ def delete_facts(
     namespace: str,
     ids: Sequence[str] | None = None,
     *,
-    view: AgentView = SHARED,
+    view: AgentView = SHARED_FACTS,
 ) -> int:
     """Delete facts and their embeddings for good, and return the number of facts; None: all facts of the view."""
     rows = select_facts(tx, namespace, view, ids=ids)
@@ -160,7 +160,7 @@ def move_facts(tx: Transaction, old: str, new: str) -> None:
     facts = parse_facts(tx, old, select_facts(tx, old))
     if facts:
         tx.lock((), (old, new))
-        _merge(tx, new, list(facts.values()), NOTHING_READ, SHARED)
+        _merge(tx, new, list(facts.values()), NOTHING_READ, SHARED_FACTS)
         delete_with_vectors(tx, old, facts)
     tx.execute(_RENAME_SPEAKER, old=old, new=new)
 
@@ -185,7 +185,7 @@ def _merge(
         return False
     rows = select_facts(tx, namespace, view, seen=seen.change)
     newer = parse_facts(tx, namespace, rows)
-    put_facts(tx, namespace, merged(facts, newer))
+    put_facts(tx, namespace, merge_facts(facts, newer))
     return True
 
 
@@ -286,7 +286,7 @@ class Facts:
         facts: Sequence[Fact],
         seen: FactChanges | None = None,
         *,
-        view: AgentView = SHARED,
+        view: AgentView = SHARED_FACTS,
     ) -> bool:
         """Store facts in one transaction; a fact with a stored id replaces the stored one.
 
@@ -320,7 +320,7 @@ class Facts:
         reader: str,
         unread: LogPage,
         state: Json = None,
-        view: AgentView = SHARED,
+        view: AgentView = SHARED_FACTS,
     ) -> bool:
         """Store the facts of rows, and move the reader's cursor past these rows, with its state: all or nothing.
 

@@ -459,8 +459,8 @@ class Readers:
         self.database = database
 
     find = reads(find_rows)
-    rows = reads(rows_by_id)
-    rows_in = reads(rows_in_epoch)
+    rows_by_id = reads(rows_by_id)
+    rows_in_epoch = reads(rows_in_epoch)
     read_snapshot = reads(read_snapshot)
     page = reads(read_page)
     unread = reads(read_unread)

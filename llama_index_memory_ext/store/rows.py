@@ -13,9 +13,9 @@ from llama_index.core.bridge.pydantic import ValidationError
 from llama_index_memory_ext.store.tables import (
     ACTIVE,
     ARCHIVED,
-    OF_NOBODY,
     OWN,
     SHARED,
+    WITHOUT_USER,
     namespace_of_session,
 )
 from llama_index_memory_ext.text.messages import (
@@ -62,7 +62,7 @@ class SessionAccess(NamedTuple):
         """How the session is open to this user from now on."""
         if self.shared:
             return SHARED
-        return OF_NOBODY if self.user_id is None else OWN
+        return WITHOUT_USER if self.user_id is None else OWN
 
 
 class LogRow(NamedTuple):

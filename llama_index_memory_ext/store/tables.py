@@ -12,7 +12,7 @@ Row: TypeAlias = dict[str, Any]
 # How a session is open: to one user alone, to users who share it, or to no user yet.
 OWN = "own"
 SHARED = "shared"
-OF_NOBODY = "nobody"
+WITHOUT_USER = "nobody"
 # Under this key the state of a cursor lists its entries about single rows.
 ROWS = "rows"
 

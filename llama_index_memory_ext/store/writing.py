@@ -34,8 +34,8 @@ from llama_index_memory_ext.store.readers import (
 )
 from llama_index_memory_ext.store.tables import (
     ACTIVE,
-    OF_NOBODY,
     SHARED,
+    WITHOUT_USER,
     namespace_of_session,
 )
 from llama_index_memory_ext.store.transaction import Transaction, reads, writes_session
@@ -187,7 +187,7 @@ def claim_session(
     ]
     if new_owners:
         tx.execute(_PUT_OWNER, new_owners)
-    if kinds.get(namespace_of_session(key)) == OF_NOBODY:
+    if kinds.get(namespace_of_session(key)) == WITHOUT_USER:
         _take_over(tx, key, user_id)
     earlier = users_in(kinds)
     users.update(earlier)

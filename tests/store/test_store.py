@@ -203,7 +203,7 @@ async def test_rows_of_the_log_can_be_asked_for_by_id_and_from_any_place_on(
     await store.log.append("other", [user("not yours")], len)
     rows = (await store.readers.unread("chat", "reader", after=0, limit=10)).rows
     assert said([row.message for row in rows]) == [f"message {i}" for i in range(5)]
-    found = await store.readers.rows(
+    found = await store.readers.rows_by_id(
         "chat", [rows[3].id, rows[1].id, rows[4].id + 1, rows[4].id + 2, 10**6]
     )
     assert said([row.message for row in found]) == [
