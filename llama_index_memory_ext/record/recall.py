@@ -165,7 +165,7 @@ class MessageSearch:
 
     @property
     def _settings(self) -> tuple[object, ...]:
-        # The index holds the model, so that no other model has this identity.
+        # The index refers to the model, so that Python does not reuse this id.
         return (self.reader, id(self.embed_model))
 
     def index(self, session_id: str) -> MessageIndex | None:
