@@ -24,6 +24,7 @@ WHOLE_PRICE = f"{whole_price():.1f}"
 # Results of which no number stands in a page, and where they are shown.
 NOT_IN_A_PAGE: dict[str, str] = {
     "bulk_put": "its file of results alone",
+    "dated_questions": "its file of results alone",
     "exact_facts": "its file of results alone",
     "import_time": "its file of results alone",
     "process_size": "its file of results alone",
@@ -82,7 +83,6 @@ Share of the [evidence](#how-do-i-read-these-figures) in the prompt, or within a
 | tasks in 2 to 40 pieces with a restart: each piece reaches the model once, in order, in one message | {sharded|all holds, CondensedMemory, taken over by a new one|.0%} | {sharded|all holds, the recipe, taken over by a new one|.0%} | {by} |
 | words or facts of a user shown to another user, in 200 random mixtures of 3 users and 4 sessions | {whose_words|times that a user was shown another's words|.0f} | | {by} |
 | messages of another session that a first question knows | {next_session|messages known to the first question, learned in 1 s|of} | | {by} |
-| right answers about a day, with the days in the prompt | {dated_questions|questions about a day: the days add, mean|times} times as likely | | {by} |
 """
 
 # The memories of ``answers`` by their measures, with the names that a page shows.
@@ -238,7 +238,7 @@ WITHOUT_MARKS = (
 )
 TOOLS = (
     ("`cache_points=True`", "CondensedMemory, marked"),
-    ("with recall besides", "CondensedMemory, marked with recall"),
+    ("the same with recall", "CondensedMemory, marked with recall"),
 )
 
 
