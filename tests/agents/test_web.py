@@ -300,7 +300,7 @@ async def test_a_lock_of_the_server_lets_one_turn_through_in_all_processes(
     postgres_uri: str, start_model: StartModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two engines stand for two workers: only the database can tell one from the other."""
-    monkeypatch.setenv("DATABASE_URI", postgres_uri)
+    monkeypatch.setenv("LOCKS_URI", postgres_uri)
     turns = []
     for _ in range(2):
         names: dict[str, Any] = {}

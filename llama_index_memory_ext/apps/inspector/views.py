@@ -314,6 +314,8 @@ def timeline_of(fact: Fact) -> list[tuple[datetime, str]]:
 
 def _retirement(retired: Any) -> str:
     """Return how a fact has ended, and why: "retired: change: moved to Rome"."""
+    if retired.retired_reason == "rejected by hand":
+        return "rejected"
     known_parts = filter(None, (retired.retired_by, retired.retired_reason))
     return ": ".join(["retired", *known_parts])
 
