@@ -44,7 +44,7 @@ _CHECKS = (
     "learning/validation.py",
     "learning/reply.py",
     "checks/evidence.py",
-    "facts/known.py",
+    "facts/user_facts.py",
     "words",
 )
 _STORE = (

@@ -42,14 +42,14 @@ record      summary unread > recall media > reader > index > window cache_points
 learning    extractor > changes endings request > batch validation >
             progress wording > rejections                                 # how facts are learned
 ---
-facts       book > filters known > history ranking             # how facts are kept and ranked
+facts       book > filters user_facts > history ranking                   # how facts are kept and ranked
 ---
 checks      comparison > clauses > evidence secrets                       # how a statement compares with its source
 ---
 blocks      __init__                                                      # what both blocks share: they read one log
 learning    prompt report > budget reply > categories                     # what a model is asked, and its answer
 ---
-store       __init__ > deletion writing sessions > words log owners facts vectors >
+store       __init__ > deletion writing sessions > deleted_words log owners facts vectors >
             readers > fact_rows > rows > database > marks versions > transaction >
             address cache changes schema > encryption tables              # tables, rows, keys
 search      embeddings > tfidf                                            # how similar two texts are
@@ -103,7 +103,7 @@ WITH_ONE_IMPORTER = {
     "record/sticky.py": "decides in plain functions, apart from the class that reads and stores",
     "store/deletion.py": "is one of the subjects of the store",
     "store/sessions.py": "is one of the subjects of the store",
-    "store/words.py": "deletes words from facts, apart from the rows of sessions",
+    "store/deleted_words.py": "deletes words from facts, apart from the rows of sessions",
     "store/writing.py": "is one of the subjects of the store",
     "store/versions.py": "makes and upgrades tables, apart from the connections",
     "background/threads.py": "runs the jobs of stores, apart from their databases",
@@ -305,15 +305,15 @@ LOADED_WITH_THE_PRESET = {
     "": "agent_view errors events fact settings",
     "background": "jobs loading locks loop recent threads",
     "blocks": "facts learning log_end record",
-    "facts": "book filters history known ranking",
+    "facts": "book filters history ranking user_facts",
     "formats": "layouts",
     "learning": "categories",
     "memory": "condensed_memory fields prompt search settings template writing",
     "models": "ask local_embeddings",
     "record": "cache_points index media reader recall sticky text window",
     "search": "embeddings tfidf",
-    "store": "address cache changes database deletion encryption fact_rows facts log marks owners readers rows schema "
-    "sessions tables transaction vectors versions words writing",
+    "store": "address cache changes database deleted_words deletion encryption fact_rows facts log marks owners "
+    "readers rows schema sessions tables transaction vectors versions writing",
     "text": "entries limits messages parts tokens turns",
     "words": "asking dates pronouns tokens",
 }

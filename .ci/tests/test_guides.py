@@ -77,7 +77,7 @@ async def test_the_server_starts_as_other_programs_are_told_to_start_it(
     if command == "uvx":
         assert args[:3] == [
             "--from",
-            "llama-index-memory-ext[mcp]",
+            "/path/to/clone[mcp]",
             "llama-index-memory",
         ]
         args = args[3:]

@@ -36,7 +36,6 @@ from llama_index_memory_ext.fact import (
     RECENCY_WEIGHT,
 )
 from llama_index_memory_ext.facts.book import FactBook
-from llama_index_memory_ext.facts.known import UserFacts
 from llama_index_memory_ext.facts.ranking import (
     FLOOR_BEHIND_RECORD,
     FOR_QUESTION,
@@ -51,6 +50,7 @@ from llama_index_memory_ext.facts.ranking import (
     counted_line,
     explain,
 )
+from llama_index_memory_ext.facts.user_facts import UserFacts
 from llama_index_memory_ext.learning.categories import check_categories
 from llama_index_memory_ext.models.ask import Usage
 from llama_index_memory_ext.models.local_embeddings import EmbedModel, embed_model_of

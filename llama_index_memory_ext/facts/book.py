@@ -24,7 +24,7 @@ from llama_index_memory_ext.fact import (
     retire,
     utc_now,
 )
-from llama_index_memory_ext.facts.filters import FactFilter, beside
+from llama_index_memory_ext.facts.filters import FactFilter, moment_for
 from llama_index_memory_ext.facts.history import history_of
 from llama_index_memory_ext.facts.ranking import RankedFact, rank
 from llama_index_memory_ext.settings import build_checked, unpacked
@@ -388,7 +388,7 @@ class FactBook:
         selection = build_checked(FactFilter, FactFilter, FactError, **wanted)
         since = selection.since
         until = selection.until
-        if since and until and beside(since, until) > beside(until, since):
+        if since and until and moment_for(since, until) > moment_for(until, since):
             raise FactError(
                 f"Expected since to be before until; got {since} and {until}. Exchange them."
             )

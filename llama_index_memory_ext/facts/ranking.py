@@ -131,7 +131,7 @@ def document_of(fact: Fact) -> Document:
     return Document(fact.id, fact.content, context, date_words(fact.began))
 
 
-def comes_first(fact: Fact) -> str:
+def why_first(fact: Fact) -> str:
     """Return why a fact comes before facts that match better: "pinned", "correction" or "".
 
     A retired fact never comes first.
@@ -327,7 +327,7 @@ class ShowableFacts:
         self.ids = tuple(fact.id for fact in self.facts)
         self.places = dict(zip(self.ids, range(len(self.ids)), strict=True))
         self._stated = _stated_facts(self.facts)
-        self.first = [i for i, fact in enumerate(self.facts) if comes_first(fact)]
+        self.first = [i for i, fact in enumerate(self.facts) if why_first(fact)]
         self.confidences = _numbers(fact.confidence for fact in self.facts)
         self.lengths = _numbers(
             len(fact.content.encode()) + _TAG_BYTES for fact in self.facts
@@ -500,7 +500,7 @@ def _stated_facts(facts: Iterable[Fact]) -> dict[str | None, list[Fact]]:
     """Return the facts that messages state by session, without edited facts, pinned facts and corrections."""
     stated = defaultdict(list)
     for fact in facts:
-        if fact.message_ids and not fact.edited and not comes_first(fact):
+        if fact.message_ids and not fact.edited and not why_first(fact):
             stated[fact.session_id].append(fact)
     return stated
 
@@ -950,7 +950,7 @@ def explain(ranking: Ranking, most: int | None = None) -> Explanation:
             tokens += line.tokens
         if place == IN_PROFILE:
             limit += line.tokens
-            why = comes_first(fact) or "in the profile"
+            why = why_first(fact) or "in the profile"
         elif place:
             why = _why_shown(entry, matches.values())
         else:
@@ -1000,8 +1000,8 @@ def _why_shown(entry: RankedFact, places: Collection[str]) -> str:
     """Return the reason for a fact: its state, or the best place of a word in common."""
     if entry.past:
         return "was true before"
-    if comes_first(entry.fact):
-        return comes_first(entry.fact)
+    if why_first(entry.fact):
+        return why_first(entry.fact)
     if not entry.similarity:
         return "nothing in common, but room"
     for place, reason in _REASONS.items():

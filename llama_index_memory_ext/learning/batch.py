@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.blocks import LogBlock
     from llama_index_memory_ext.fact import SetAside
-    from llama_index_memory_ext.facts.known import UserFacts
+    from llama_index_memory_ext.facts.user_facts import UserFacts
 
 
 _BATCH_ROWS = 200

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from datetime import datetime
 
-    from llama_index_memory_ext.facts.known import UserFacts
+    from llama_index_memory_ext.facts.user_facts import UserFacts
     from llama_index_memory_ext.learning.validation import ValidatedReply
 
 

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from llama_index.core.base.llms.types import ChatMessage, ChatResponse
 
     from llama_index_memory_ext.blocks import LogBlock
-    from llama_index_memory_ext.facts.known import UserFacts
+    from llama_index_memory_ext.facts.user_facts import UserFacts
     from llama_index_memory_ext.learning.budget import RequestBudget
     from llama_index_memory_ext.learning.request import Request, RequestPlanner
     from llama_index_memory_ext.store.facts import FactChanges

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from llama_index.core.base.llms.types import ChatMessage
     from llama_index.core.llms import LLM
 
-    from llama_index_memory_ext.facts.known import UserFacts
+    from llama_index_memory_ext.facts.user_facts import UserFacts
     from llama_index_memory_ext.learning.batch import Batch
     from llama_index_memory_ext.learning.categories import Categories
     from llama_index_memory_ext.text.tokens import TokenCounter

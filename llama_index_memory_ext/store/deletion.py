@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.base.llms.types import MessageRole
 
+from llama_index_memory_ext.store.deleted_words import forget_words, lose_words
 from llama_index_memory_ext.store.log import delete_rows
 from llama_index_memory_ext.store.owners import readers_of_facts
 from llama_index_memory_ext.store.readers import rows_by_id, sessions_of_user
@@ -20,7 +21,6 @@ from llama_index_memory_ext.store.tables import (
     WITHOUT_USER,
     vectors_namespace,
 )
-from llama_index_memory_ext.store.words import forget_words, lose_words
 from llama_index_memory_ext.text.turns import spoken
 
 if TYPE_CHECKING:

@@ -52,7 +52,7 @@ class OpenBlock(Protocol):
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[datetime]:
     """The time of the blocks is the last of these."""
     times = [NOW]
-    for name in ("known", "book"):
+    for name in ("user_facts", "book"):
         monkeypatch.setattr(
             f"llama_index_memory_ext.facts.{name}.now_in", lambda zone=None: times[-1]
         )

@@ -69,7 +69,7 @@ def row_at(moment: datetime, **kwargs: object) -> LogRow:
 
 
 def set_clock(monkeypatch: pytest.MonkeyPatch, moment: datetime) -> None:
-    for name in ("blocks", "facts.known", "facts.book", "record.index", "record.reader"):  # fmt: skip
+    for name in ("blocks", "facts.user_facts", "facts.book", "record.index", "record.reader"):  # fmt: skip
         module = f"llama_index_memory_ext.{name}"
         monkeypatch.setattr(f"{module}.now_in", lambda zone=None: in_zone(moment, zone))
 
