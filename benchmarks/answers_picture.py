@@ -14,6 +14,7 @@ from benchmarks.measured import RESULTS
 NAME = "answers-and-tokens.svg"
 OURS_KIND, HOST_KIND = "ours", "theirs"
 TICK_TOKENS = 250
+_LOW = 4
 # A memory with its length, and its label.
 POINTS = {
     "CondensedMemory with added facts, 600 tokens": "with added facts",
@@ -38,10 +39,14 @@ def draw(results: Path = RESULTS) -> str:
         kind = OURS_KIND if name.startswith("Condensed") else HOST_KIND
         tokens = lines[f"{name}: a prompt"]["value"]
         text = f"{label}: {right['value']:.0f} of {count}"
-        points.append(Point(tokens, share, text, kind, anchor="end", right=-12))
+        # A label on the lower axis could not be read.
+        down = 5 if share > _LOW else -6
+        points.append(
+            Point(tokens, share, text, kind, anchor="end", right=-12, down=down)
+        )
     return draw_points(
         "Right answers against the tokens of a prompt, for this package and LlamaIndex's Memory.",
-        "Right answers",
+        "Right answers of a small model",
         "tokens of a prompt",
         points,
         TICK_TOKENS,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from shlex import quote
 from typing import TypeVar, cast
 
 from llama_index.core.utils import get_tqdm_iterable
@@ -52,5 +53,5 @@ def command_of(name: str) -> str:
         # A progress bar changes no result.
         elif argument != SHOW_PROGRESS:
             # Where a file lies on the machine is nobody's business.
-            arguments.append(f"{setting}{equals}{Path(value).name}")
+            arguments.append(quote(f"{setting}{equals}{Path(value).name}"))
     return " ".join([f"python -m benchmarks.{name}", *arguments])

@@ -24,6 +24,7 @@ WHOLE_PRICE = f"{whole_price():.1f}"
 # Results of which no number stands in a page, and where they are shown.
 NOT_IN_A_PAGE: dict[str, str] = {
     "bulk_put": "its file of results alone",
+    "dated_questions": "its file of results alone",
     "exact_facts": "its file of results alone",
     "import_time": "its file of results alone",
     "process_size": "its file of results alone",
@@ -44,37 +45,24 @@ NOT_YET_IN_A_PAGE = {
 ALL_FIGURES = """
 ## Does the model see what matters?
 
-Share of the evidence in the prompt, or within a budget (see [how to read](#how-do-i-read-these-figures)).
+Share of the [evidence](#how-do-i-read-these-figures) in the prompt, or within a budget.
 
 | setting | this package | LlamaIndex's `Memory` | benchmark |
 |---|---|---|---|
 | all defaults, prompts of the same length | {equal_room|mean over the questions, with all defaults|.0f} % in {equal_room|tokens of a prompt with a question, with all defaults|,.0f} tokens | {equal_room|mean over the questions, LlamaIndex's Memory, as long when asked|.0f} % in {equal_room|tokens of a prompt with a question, LlamaIndex's Memory, as long when asked|,.0f} tokens | {by} |
-| a limit of 4,000 tokens, recall by default | {evidence_in_prompt|mean over the questions, CondensedMemory, recall by default|.0f} % | {evidence_in_prompt|mean over the questions, LlamaIndex's Memory|.0f} %; with `VectorMemoryBlock` and multilingual-e5-small {evidence_in_prompt_e5|mean over the questions, VectorMemoryBlock, two nodes|.0f} to {evidence_in_prompt_e5|mean over the questions, VectorMemoryBlock, 18 nodes, asked by two messages|.0f} % | {by} |
-| replies of about 800 tokens, half of 8,000 tokens for recall, other conversations | {long_replies|mean over the questions, elsewhere, CondensedMemory with recall|.0f} % | {long_replies|mean over the questions, elsewhere, LlamaIndex's Memory|.0f} % | {by} |
+| a limit of 4,000 tokens | {evidence_in_prompt|mean over the questions, CondensedMemory, recall by default|.0f} %; with 2,000 tokens of recall {evidence_in_prompt|mean over the questions, CondensedMemory with recall|.0f} % | {evidence_in_prompt|mean over the questions, LlamaIndex's Memory|.0f} %; with `VectorMemoryBlock` and multilingual-e5-small {evidence_in_prompt_e5|mean over the questions, VectorMemoryBlock, two nodes|.0f} to {evidence_in_prompt_e5|mean over the questions, VectorMemoryBlock, 18 nodes, asked by two messages|.0f} % | {by} |
+| long replies, half of 8,000 tokens for recall, other conversations | {long_replies|mean over the questions, elsewhere, CondensedMemory with recall|.0f} % | {long_replies|mean over the questions, elsewhere, LlamaIndex's Memory|.0f} % | {by} |
 | questions that name a time, a quarter of 2,000 tokens for recall, other conversations | {named_times|evidence, elsewhere, CondensedMemory, with its time|.0f} % | {named_times|evidence, elsewhere, LlamaIndex's Memory, with its time|.1f} % | {by} |
-| within a budget of messages, by words | {recall|turns, similarity|.1f} % | | {by} |
-| the same with `embed_model="local"` | {recall_e5|turns with E5, similarity|.1f} % | | {by} |
-| within a budget of facts, by words | {recall|observations, similarity|.1f} % | newest first: {recall|observations, newest first|.1f} % | {by} |
-| the same with `embed_model="local"` | {recall_e5|observations with E5, similarity|.1f} % | | {by} |
+| within a budget of messages | {recall|turns, similarity|.1f} %; with `embed_model="local"` {recall_e5|turns with E5, similarity|.1f} % | | {by} |
+| within a budget of facts | {recall|observations, similarity|.1f} %; with `embed_model="local"` {recall_e5|observations with E5, similarity|.1f} % | newest first: {recall|observations, newest first|.1f} % | {by} |
 | RealMem: facts grow while questions are asked | {growing|as the block ranks|.1f} % | newest first: {growing|newest first|.1f} % | {by} |
-
-Questions written by hand; the rules were chosen on other questions:
-
-| setting | right | benchmark |
-|---|---|---|
-| the fact is among the first 5 of 134, though the question uses other words | {other_words|fact among the first 5, words alone, elsewhere|of} | {by} |
-| the same with `embed_model="local"` | {other_words_e5|fact among the first 5, words and E5, elsewhere|of} | {by} |
-
-## What does it cost?
-
-[Cost](cost.md) has the price of a turn, [prompt caches](prompt-caches.md#figures) each provider's cache.
+| questions in other words than the fact: the fact is among the first 5 of 134 | {other_words|fact among the first 5, words alone, elsewhere|of}; with `embed_model="local"` {other_words_e5|fact among the first 5, words and E5, elsewhere|of} | | {by} |
 
 ## How fast is it?
 
 | setting | this package | LlamaIndex's `Memory` | benchmark |
 |---|---|---|---|
-| a turn of a growing session, at 100 messages | {history_cost|one turn, CondensedMemory at 100 messages|.0f} ms | {history_cost|one turn, LlamaIndex's Memory at 100 messages|.0f} ms | {by} |
-| the same at 10,000 | {history_cost|one turn, CondensedMemory at 10,000 messages|.0f} ms | {history_cost|one turn, LlamaIndex's Memory at 10,000 messages|.0f} ms | {by} |
+| a turn, at 100 and at 10,000 messages | {history_cost|one turn, CondensedMemory at 100 messages|.0f} and {history_cost|one turn, CondensedMemory at 10,000 messages|.0f} ms | {history_cost|one turn, LlamaIndex's Memory at 100 messages|.0f} and {history_cost|one turn, LlamaIndex's Memory at 10,000 messages|.0f} ms | {by} |
 | longest pause of the event loop in 99 of 100 turns, 10,000 messages and 1,000 facts | {turn_cost|longest pause in 99 of 100 turns, 10,000 messages and 1,000 facts|.0f} ms | | {by} |
 | delay of the agent's first call by an extraction model of 1 s | {facts_cost|the first call of the model comes later by|.1f} ms | | {by} |
 | processor time of `embed_model="local"` for a fact or a short question | {other_words_e5|time of the processor for a fact or a question|.0f} ms | | {by} |
@@ -84,21 +72,17 @@ Questions written by hand; the rules were chosen on other questions:
 
 | case | result | benchmark |
 |---|---|---|
-| true facts of LoCoMo that the checks lose, with quotes as models alter them | {honesty|LoCoMo, true facts lost: altered quotes of all kinds|.1f} % | {by} |
-| true facts that the checks lose in a hard set written by hand | {honesty|hard set, true facts lost: all|.1f} % | {by} |
-| replies written to deceive that are stored as statements | {honesty|false replies stored: all|.0f} % | {by} |
-| secrets stored, of replies written to deceive | {honesty|false replies stored: secret|of} | {by} |
-| true facts made false by a program that are stored as statements | {honesty|falsehoods stored, elsewhere|.1f} % | {by} |
-| secrets stored, of 30 written by hand | {secrets_stored|secrets stored|.0f} | {by} |
+| true facts that the checks lose: LoCoMo, with altered quotes; a hard set written by hand | {honesty|LoCoMo, true facts lost: altered quotes of all kinds|.1f} %; {honesty|hard set, true facts lost: all|.1f} % | {by} |
+| false facts stored as reported: replies written to deceive; true facts that a program made false | {honesty|false replies stored: all|.0f} %; {honesty|falsehoods stored, elsewhere|.1f} % | {by} |
+| secrets stored: of replies written to deceive; of 30 written by hand | {honesty|false replies stored: secret|of}; {secrets_stored|secrets stored|.0f} | {by} |
 
 ## Is anything lost?
 
 | case | this package | a list of strings | benchmark |
 |---|---|---|---|
-| tasks told in 2 to 40 pieces, with a restart: every piece reaches the model once, in order, in one message | {sharded|all holds, CondensedMemory, taken over by a new one|.0%} | {sharded|all holds, the recipe, taken over by a new one|.0%} | {by} |
-| words or facts of a user that another user is shown, in 200 random interleavings of 3 users in 4 sessions | {whose_words|times that a user was shown another's words|.0f} | | {by} |
-| messages of another session that a first question knows, with an extraction model that takes 1 s | {next_session|messages known to the first question, learned in 1 s|of} | | {by} |
-| right answers to questions about a day, with the days in the prompt | {dated_questions|questions about a day: the days add, mean|times} times as likely | | {by} |
+| tasks in 2 to 40 pieces with a restart: each piece reaches the model once, in order, in one message | {sharded|all holds, CondensedMemory, taken over by a new one|.0%} | {sharded|all holds, the recipe, taken over by a new one|.0%} | {by} |
+| words or facts of a user shown to another user, in 200 random mixtures of 3 users and 4 sessions | {whose_words|times that a user was shown another's words|.0f} | | {by} |
+| messages of another session that a first question knows | {next_session|messages known to the first question, learned in 1 s|of} | | {by} |
 """
 
 # The memories of ``answers`` by their measures, with the names that a page shows.
@@ -106,10 +90,11 @@ ANSWERING = {
     "LlamaIndex's Memory, 600 tokens": "LlamaIndex's `Memory`",
     "CondensedMemory without facts, 600 tokens": "`CondensedMemory` without facts",
     "CondensedMemory with added facts, 600 tokens": "`CondensedMemory`, facts added by a program",
+    "CondensedMemory that learns, 600 tokens": "`CondensedMemory` by default (two conversations)",
 }
 ANSWER_COLUMNS = (
     ("right answers", "right answers", "of"),
-    ("right answers, changed fact", "of these, to facts that had changed", "of"),
+    ("right answers, changed fact", "to changed facts", "of"),
     ("right answers, control", "questions that need no memory", "of"),
     ("invented answers", "invented answers", "of"),
     ("not recalled", "wrong: value not in the prompt", ".0f"),
@@ -117,18 +102,19 @@ ANSWER_COLUMNS = (
     ("a prompt", "tokens of a prompt", ",.0f"),
 )
 LOCOMO_ANSWERS = """\
-The same model, asked 30 questions about the beginnings of five conversations of LoCoMo, whose evidence has left the list of
-messages (`answers_locomo`; judged by words of the evidence): {answers_locomo|CondensedMemory without facts: right answers|of} right with \
+For a conversation, learning sent {answers|CondensedMemory that learns, 600 tokens: learning, sent|,.0f} tokens and received {answers|CondensedMemory that learns, 600 tokens: learning, received|,.0f}.
+
+The same model answered 30 questions about the beginnings of five conversations of LoCoMo, which people wrote (`answers_locomo`;
+judged by words of the evidence). The evidence had left the list of messages: {answers_locomo|CondensedMemory without facts: right answers|of} right with \
 `CondensedMemory` without facts, in {answers_locomo|CondensedMemory without facts: a prompt|.0f} tokens, and
-{answers_locomo|LlamaIndex's Memory: right answers|of} with `Memory`, in {answers_locomo|LlamaIndex's Memory: a prompt|.0f} tokens. The prompt had no right word for \
-{answers_locomo|CondensedMemory without facts: not recalled|.0f} and {answers_locomo|LlamaIndex's Memory: not recalled|.0f} of the wrong answers.
+{answers_locomo|LlamaIndex's Memory: right answers|of} with `Memory`, in {answers_locomo|LlamaIndex's Memory: a prompt|.0f} tokens.
 """
 ENDINGS = {
-    "question": 'a question about what was told ("Where does Nora live?")',
-    "sum": "a question whose answer is the sum of two told numbers",
+    "question": 'a question about a stated fact ("Where does Nora live?")',
+    "sum": "a question whose answer is the sum of two stated numbers",
     "instruction": "an instruction to write",
-    "unrelated": "a question that needs nothing of what was told",
-    "continuation": "a text to go on with",
+    "unrelated": "a question that needs no memory",
+    "continuation": "a text to continue",
 }
 
 
@@ -173,19 +159,16 @@ LIVE_AGENT = """
 IN_SHORT = """
 | question | this package | LlamaIndex's `Memory` |
 |---|---|---|
-| Does a small model answer right? Questions about what has left the list of messages, prompts of about 600 tokens | {answers|CondensedMemory without facts, 600 tokens: right answers|of}; with added facts {answers|CondensedMemory with added facts, 600 tokens: right answers|of} | {answers|LlamaIndex's Memory, 600 tokens: right answers|of} |
-| Does the model see what matters? Evidence in prompts of 4,000 tokens | {evidence_in_prompt|mean over the questions, CondensedMemory, recall by default|.0f} %; with 2,000 tokens of recall {evidence_in_prompt|mean over the questions, CondensedMemory with recall|.0f} % | {evidence_in_prompt|mean over the questions, LlamaIndex's Memory|.0f} %; with `VectorMemoryBlock` {evidence_in_prompt_e5|mean over the questions, VectorMemoryBlock, two nodes|.0f} to {evidence_in_prompt_e5|mean over the questions, VectorMemoryBlock, 18 nodes, asked by two messages|.0f} % |
-| What does it cost? Price of a turn with prompts of the same length, learning included, with OpenAI's cache (up to GPT-5.5) | WHOLE_PRICE; prompts alone {cached_prefix_by_default|price of a turn, R1, CondensedMemory, all defaults, facts known, to LlamaIndex's Memory, as long as all defaults|.1f}; without facts and recall {cached_prefix|price relative to the plain list, R1, CondensedMemory, 8,000|.2f} | 1 |
-| How fast is it? A turn at 10,000 messages | {history_cost|one turn, CondensedMemory at 10,000 messages|.0f} ms | {history_cost|one turn, LlamaIndex's Memory at 10,000 messages|.0f} ms |
-| Are facts true? True facts that the checks lose, with altered quotes | {honesty|LoCoMo, true facts lost: altered quotes of all kinds|.1f} % | no checks |
-| Is anything lost? Tasks in 2 to 40 pieces with a restart, complete and in one message | {sharded|all holds, CondensedMemory, taken over by a new one|.0%} | every piece, in separate messages |
-| Does one message help? Right answers of a small real model to tasks | {one_message|right answers, one message|of} in one message | {one_message|right answers, list|of} in a list of messages |
+| Does a small model answer right? Prompts of about 600 tokens | {answers|CondensedMemory without facts, 600 tokens: right answers|of}; with added facts {answers|CondensedMemory with added facts, 600 tokens: right answers|of} | {answers|LlamaIndex's Memory, 600 tokens: right answers|of} |
+| Does the model see what matters? Evidence in prompts of 4,000 tokens | {evidence_in_prompt|mean over the questions, CondensedMemory, recall by default|.0f} % | {evidence_in_prompt|mean over the questions, LlamaIndex's Memory|.0f} % |
+| What does a turn cost? Prompts of the same length, OpenAI's cache up to GPT-5.5 ([details](cost.md)) | WHOLE_PRICE; prompts alone {cached_prefix_by_default|price of a turn, R1, CondensedMemory, all defaults, facts known, to LlamaIndex's Memory, as long as all defaults|.1f}; without facts and recall {cached_prefix|price relative to the plain list, R1, CondensedMemory, 8,000|.2f} | 1 |
+| How fast is a turn at 10,000 messages? | {history_cost|one turn, CondensedMemory at 10,000 messages|.0f} ms | {history_cost|one turn, LlamaIndex's Memory at 10,000 messages|.0f} ms |
+| How many true facts do the checks lose? | {honesty|LoCoMo, true facts lost: altered quotes of all kinds|.1f} % | no checks |
 
-Where LlamaIndex's `Memory`, a list of messages, does better:
+LlamaIndex's `Memory` does better in two ways:
 
-- **Cost with recall and facts.** No cache serves recalled messages and facts, because they change with each question. Anthropic, Bedrock and GPT-5.6 or later find
-  nothing without `cache_points`, and {cached_prefix_by_default|share found, R4, CondensedMemory, recall by default, marked, 8,000|.0%} with it.
-- **Long conversations.** By default our prompts are longer: {per_turn|tokens of a prompt, CondensedMemory, as they come|,.0f} tokens in the mean of 400 turns, against {per_turn|tokens of a prompt, LlamaIndex's Memory, as they come|,.0f}.
+- **Cost.** No [prompt cache](prompt-caches.md#figures) serves recalled messages and facts for a question.
+- **Long conversations.** By default, prompts of this package are longer: {per_turn|tokens of a prompt, CondensedMemory, as they come|,.0f} tokens in the mean of 400 turns, against {per_turn|tokens of a prompt, LlamaIndex's Memory, as they come|,.0f}.
 """
 
 
@@ -193,13 +176,13 @@ def _older_than_the_code(*names: str) -> str:
     """Return a sentence about results that were measured before the last change of the code; "" if none was."""
     if not any(changed_since(name) for name in names):
         return ""
-    return "\nThe code has changed since these numbers were measured.\n"
+    return "\nThese numbers were measured before the last change of the code.\n"
 
 
 READ_FIRST = """
 | | LlamaIndex `Memory` | `CondensedMemory` |
 |---|---|---|
-| right answers to questions about what has left the list of messages (Qwen2.5-Coder-1.5B-Instruct; prompts of {answers|LlamaIndex's Memory, 600 tokens: a prompt|.0f} and {answers|CondensedMemory without facts, 600 tokens: a prompt|.0f} tokens) | {answers|LlamaIndex's Memory, 600 tokens: right answers|of} | **{answers|CondensedMemory without facts, 600 tokens: right answers|of}**; with facts that a program adds **{answers|CondensedMemory with added facts, 600 tokens: right answers|.0f}** |
+| right answers to questions about what has left the list of messages (Qwen2.5-Coder-1.5B-Instruct; prompts of {answers|LlamaIndex's Memory, 600 tokens: a prompt|.0f} and {answers|CondensedMemory without facts, 600 tokens: a prompt|.0f} tokens) | {answers|LlamaIndex's Memory, 600 tokens: right answers|of} | **{answers|CondensedMemory without facts, 600 tokens: right answers|of}** without facts, **{answers|CondensedMemory with added facts, 600 tokens: right answers|.0f}** with facts that a program adds; with facts that this model learns, {answers|CondensedMemory that learns, 600 tokens: right answers|of} |
 | share of the needed messages that are in the prompt ({equal_room|questions|.0f} questions of [LoCoMo](https://github.com/snap-research/locomo), in {equal_room|tokens of a prompt with a question, LlamaIndex's Memory, as long when asked|,.0f} and {equal_room|tokens of a prompt with a question, with all defaults|,.0f} tokens) | {equal_room|mean over the questions, LlamaIndex's Memory, as long when asked|.0f} % | **{equal_room|mean over the questions, with all defaults|.0f} %** |
 | a message that has left the prompt | is lost, unless a memory block stores it | can come back when a question is about it |
 | facts are learned | from messages that no longer fit (the "waterfall") | from each turn, when they are needed |
@@ -210,9 +193,9 @@ READ_FIRST = """
 OLDER
 **When not to use it:**
 
-- **Cost is everything.** A provider's cache serves the conversation at about a tenth of the price. Recalled messages and facts for a question are new in each turn, so they cost the full price. Compared with a `Memory` whose prompts are as long, a turn costs WHOLE_PRICE times as much by default, {cached_prefix_by_default|price relative to the plain list, R1, CondensedMemory, recall by default, 8,000|.1f} times without facts, and {cached_prefix|price relative to the plain list, R1, CondensedMemory, 8,000|.2f} times without facts and recall ([prices in dollars](docs/cost.md)). Anthropic, Bedrock and OpenAI's GPT-5.6 or later cache nothing without [`cache_points`](docs/prompt-caches.md).
+- **Cost is everything.** A provider's cache serves the conversation at about a tenth of the price. Recalled messages and facts for a question are new in each turn, so they cost the full price. Compared with a `Memory` whose prompts are as long, a turn costs WHOLE_PRICE times as much by default. Without facts it costs {cached_prefix_by_default|price relative to the plain list, R1, CondensedMemory, recall by default, 8,000|.1f} times as much, and without facts and recall {cached_prefix|price relative to the plain list, R1, CondensedMemory, 8,000|.2f} times ([prices in dollars](docs/cost.md)). Anthropic, Bedrock and OpenAI's GPT-5.6 or later cache nothing without [`cache_points`](docs/prompt-caches.md).
 - **Conversations are short and users never come back:** there is nothing to find again, and no fact to carry over.
-- **You need proof with a large model.** The right answers of the table are those of one small model, to generated conversations in three languages. [All figures](docs/figures.md).
+- **You need proof with a large model.** The answers in the table come from one small model, and the conversations were generated in three languages. [All figures](docs/figures.md).
 """
 
 DEFAULTS = """
@@ -255,7 +238,7 @@ WITHOUT_MARKS = (
 )
 TOOLS = (
     ("`cache_points=True`", "CondensedMemory, marked"),
-    ("with recall besides", "CondensedMemory, marked with recall"),
+    ("the same with recall", "CondensedMemory, marked with recall"),
 )
 
 

@@ -256,7 +256,7 @@ def _add(
     for fact in reply.new_facts:
         total.reported += 1
         spans = [find_quote(fact.quote, text) for text in texts]
-        total.exact += any(span and span.share == 1.0 for span in spans)
+        total.exact += any(span and span.likeness == 1.0 for span in spans)
     total.rejected.update(valid.rejections)
     contents = [fact.content for fact in valid.accepted]
     if "store" not in dialogue and "read" not in dialogue:

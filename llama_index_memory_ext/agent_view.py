@@ -1,4 +1,4 @@
-"""Which facts of a user an agent sees, and whose its new facts are."""
+"""The view of an agent: which facts of a user it sees, and which agent its new facts belong to."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from llama_index_memory_ext.errors import FactError
 from llama_index_memory_ext.settings import check_id
 from llama_index_memory_ext.text.messages import clean
 
-# Whose facts a memory shows. "user": the facts that all agents share. "agent": the facts
-# of a single agent.
+# The facts that a memory shows. "user": the facts that all agents share. "agent": the
+# facts of a single agent.
 Scope: TypeAlias = Literal["user", "agent", "both"]
 
 
@@ -18,9 +18,9 @@ Scope: TypeAlias = Literal["user", "agent", "both"]
 class AgentView:
     """The facts of a user that an agent sees.
 
-    ``agents``: the agents whose facts are seen, None among them for shared facts; None
-    for all facts.
-    ``own``: the agent of a new fact; None: a new fact is shared.
+    ``agents``: the agents whose facts are seen; a None in the tuple stands for shared
+    facts. None in place of the tuple: all facts are seen.
+    ``own``: the agent that new facts belong to; None: new facts are shared.
     """
 
     agents: tuple[str | None, ...] | None = (None,)
@@ -31,7 +31,7 @@ class AgentView:
         return self.agents is None or agent_id in self.agents
 
     def check(self, agent_id: str | None) -> None:
-        """Raise a FactError for an agent whose facts are not seen; None: the shared facts."""
+        """Raise a FactError if the facts of an agent are not seen; None: the shared facts."""
         if not self.sees(agent_id):
             raise FactError(
                 f"Expected {' or '.join(map(_described, self.agents or ()))}; got {_described(agent_id)}. "
@@ -52,9 +52,10 @@ class AgentView:
         return agent_id
 
 
-# The view without an agent.
-SHARED = AgentView()
-ALL = AgentView(None)
+# The view without an agent: the facts that all agents share.
+SHARED_FACTS = AgentView()
+# The view of a program that keeps the facts of all agents.
+ALL_FACTS = AgentView(None)
 
 
 def view_of(agent_id: str | None, scope: str | None) -> AgentView:
@@ -68,17 +69,17 @@ def view_of(agent_id: str | None, scope: str | None) -> AgentView:
         FactError: The scope is unknown, or needs an agent.
         SettingError: The ``agent_id`` is no id.
 
-    >>> view_of("travel", None), view_of(None, None) == SHARED
+    >>> view_of("travel", None), view_of(None, None) == SHARED_FACTS
     (AgentView(agents=(None, 'travel'), own='travel'), True)
     """
     if agent_id is None and scope in (None, "user"):
-        return SHARED
+        return SHARED_FACTS
     check_id("agent_id", agent_id)
     if scope == "all":
-        return ALL
+        return ALL_FACTS
     name = clean(agent_id)
     views = {
-        "user": SHARED,
+        "user": SHARED_FACTS,
         "agent": AgentView((name,), name),
         "both": AgentView((None, name), name),
     }

@@ -72,8 +72,8 @@ def _not_blank(value: str) -> str:
 RetiredBy: TypeAlias = Literal[
     "change", "correction", "request", "hand", "limit", "rejected"
 ]
-# How the user said a fact, in the judgement of the model. Facts of the last four kinds
-# are not stored.
+# How the user said a fact. Facts of the last four kinds are not learned; a pending fact
+# that only ends another fact is "denied".
 SaidAs: TypeAlias = Literal[
     "stated", "confirmed", "planned", "past", "asked", "supposed", "denied", "quoted"
 ]
@@ -99,7 +99,7 @@ def _with_offset(moment: datetime) -> datetime:
     return moment.astimezone(timezone.utc)
 
 
-# A moment keeps its offset, and so the day that it was for the user.
+# A moment keeps its offset, which tells the user's day.
 Moment = Annotated[AwareDatetime, AfterValidator(_with_offset)]
 Tag = Annotated[
     Text, Field(max_length=100), AfterValidator(visible), AfterValidator(_not_blank)
@@ -111,7 +111,7 @@ _REMOVED_FIELDS = frozenset({"review_until", "review_then"})
 
 
 def _as_stored(value: object) -> Any:
-    """Return metadata as a database returns them; raise a ValueError if they are no JSON, or too long."""
+    """Return metadata as a database returns it; raise a ValueError if it is no JSON, or too long."""
     if not value:
         return value
     try:
@@ -194,7 +194,7 @@ class Fact(BaseModel):
         description="Its name in its namespace; default: a new id.",
     )
     namespace: Text = Field(
-        default="", description="Its owner: facts of two namespaces never meet."
+        default="", description="Its owner; facts of two namespaces are kept apart."
     )
     agent_id: Text | None = Field(
         default=None,
@@ -304,8 +304,8 @@ class Fact(BaseModel):
         def __init__(self, **values: Any) -> None:
             build_checked(type(self), super().__init__, FactError, **values)
 
-        # Without this mark, pydantic reads each stored fact by this method, which takes
-        # half as long again.
+        # Without this mark, pydantic calls this method for each stored fact, and reading
+        # takes half as long again.
         __init__.__pydantic_base_init__ = True
 
     @model_validator(mode="before")
@@ -331,7 +331,8 @@ class Fact(BaseModel):
     def retired(self) -> bool:
         """Whether the fact is kept for ``arestore``, and never shown as if it held.
 
-        That is wider than the state "retired": a fact that was replaced is past.
+        A retired fact has the state "past" if another fact has replaced it, or the user
+        has said that it is over.
         """
         return self.retired_at is not None
 
@@ -352,7 +353,7 @@ class Fact(BaseModel):
         return min(filter(None, days), default=None)
 
     def expired(self, now: datetime) -> bool:
-        """Return whether ``expires_at`` has come. From then on the fact is neither shown nor searched."""
+        """Return whether ``expires_at`` has come. An expired fact is neither shown nor searched."""
         return self.expires_at is not None and self.expires_at <= now
 
     def state(self, now: datetime) -> FactState:
@@ -414,7 +415,7 @@ def restore(fact: Fact, now: datetime) -> Fact:
     return fact.model_copy(
         update={
             **dict.fromkeys(ENDING),
-            **_DECIDED,
+            **_NOT_PENDING,
             "expires_at": expires_at,
             "past_retirements": past_retirements,
             "updated_at": now,
@@ -422,7 +423,8 @@ def restore(fact: Fact, now: datetime) -> Fact:
     )
 
 
-# Retirements whose reason has no words of the user. A model writes all other reasons.
+# The kinds of retirements whose reason has no words of the user. A model writes all
+# other reasons.
 _WITHOUT_WORDS = ("hand", "limit", "rejected")
 
 
@@ -436,10 +438,10 @@ def _may_quote(
 
 
 def without_reasons(fact: Fact, gone: Collection[str], *, is_team: bool) -> Fact:
-    """Return a fact without the reasons that may quote a deleted user; itself if there are none.
+    """Return a fact without the reasons that may quote a deleted user; the same fact if no reason may.
 
-    A reason may quote the user if a fact that is ``gone`` has replaced the fact. In the
-    facts of a team, each reason of a model may quote the user.
+    ``gone``: the ids of the deleted facts. A reason may quote the user if one of them has
+    replaced the fact. In the facts of a team, each reason of a model may quote the user.
     """
     may_quote = partial(_may_quote, gone=gone, is_team=is_team)
     without = {"retired_reason": None}
@@ -489,13 +491,13 @@ def mark_edited(fact: Fact, stored: Fact) -> Fact:
 
 # A pending fact with this ``said_as`` only ends other facts, and states nothing itself.
 ONLY_ENDS: SaidAs = "denied"
-_DECIDED: dict[str, Any] = {"pending": False, "ends_facts": {}}
+_NOT_PENDING: dict[str, Any] = {"pending": False, "ends_facts": {}}
 
 
 def approve(fact: Fact, facts: Mapping[str, Fact], now: datetime) -> list[Fact]:
     """Return a pending fact as approved, and the ``facts`` that it ends as retired."""
     holding = _note_change(fact, "approved", now)
-    holding = holding.model_copy(update={**_DECIDED, "updated_at": now})
+    holding = holding.model_copy(update={**_NOT_PENDING, "updated_at": now})
     if fact.said_as == ONLY_ENDS:
         reason = "approved: it has ended another fact"
         holding = retire(holding, reason, now, by="hand")

@@ -1,32 +1,23 @@
-"""The demo: three memories answer questions about the past, also after a killed process."""
+"""The demo: two memories answer questions about the past, also after a killed process."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
-import re
+import signal
 import subprocess
 import sys
 import tempfile
 import textwrap
-import time
-import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.callbacks import CallbackManager, TokenCountingHandler
 from llama_index.core.llms import ChatMessage
-from llama_index.core.memory import (
-    FactExtractionMemoryBlock,
-    Memory,
-    VectorMemoryBlock,
-)
-from llama_index.core.schema import BaseNode  # noqa: TC002 - pydantic reads it
-from llama_index.core.vector_stores import SimpleVectorStore
-from pydantic import Field
+from llama_index.core.memory import Memory
+from llama_index.core.utils import get_tqdm_iterable
 
 import llama_index_memory_ext as ext
 from llama_index_memory_ext import OfflineModel, SettingError, body_of
@@ -36,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from llama_index.core.llms import LLM
-    from llama_index.core.vector_stores import VectorStoreQueryResult
 
 _TOKEN_LIMIT = 3_000
 _COLUMNS = 78
@@ -48,13 +38,11 @@ _ASKED = "May I have the nut cake?"
 class _Question(NamedTuple):
     """A question about the past.
 
-    ``turns``: the numbers of the turns that it asks about.
     ``label``: the name in the table.
     ``text``: the question.
     ``answer``: words that the right answer contains.
     """
 
-    turns: Sequence[int]
     label: str
     text: str
     answer: str
@@ -97,38 +85,6 @@ def describe_model(model: LLM) -> str:
     return f"{name} at {model_host()}"
 
 
-class _Words(BaseEmbedding):
-    """Embeds a text as the counts of its words, without a model."""
-
-    def _get_text_embedding(self, text: str) -> list[float]:
-        counts = [0.0] * 512
-        for word in re.findall(r"\w+", text.casefold()):
-            counts[zlib.crc32(word.encode()) % len(counts)] += 1
-        return counts
-
-    def _get_query_embedding(self, query: str) -> list[float]:
-        return self._get_text_embedding(query)
-
-    async def _aget_query_embedding(self, query: str) -> list[float]:
-        return self._get_text_embedding(query)
-
-
-class _Texts(SimpleVectorStore):
-    """LlamaIndex's vector store in memory, with the texts that its memory block needs."""
-
-    stores_text: bool = True
-    nodes: dict[str, BaseNode] = Field(default_factory=dict)
-
-    def add(self, nodes: Sequence[BaseNode], **options: Any) -> list[str]:
-        self.nodes.update({node.node_id: node for node in nodes})
-        return super().add(nodes, **options)
-
-    def query(self, *args: Any, **options: Any) -> VectorStoreQueryResult:
-        result = super().query(*args, **options)
-        result.nodes = [self.nodes[node_id] for node_id in result.ids or ()]
-        return result
-
-
 class _Answer(NamedTuple):
     """The answer to a question, and the prompt that the model saw."""
 
@@ -164,30 +120,24 @@ class _Side:
 def _open_sides(folder: Path, session: str) -> list[_Side]:
     """Open a session of each memory; their databases are in the folder."""
     sides = []
-    for name in ("Memory", "Memory, its blocks", "CondensedMemory"):
+    for name in ("Memory", "CondensedMemory"):
         handler = TokenCountingHandler(tokenizer=_COUNTER)
-        model = choose_model(callback_manager=CallbackManager([handler]))
         options: dict[str, Any] = {
             "session_id": session,
             "token_limit": _TOKEN_LIMIT,
             "async_database_uri": f"sqlite+aiosqlite:///{folder.as_posix()}/{name}.db",
         }
         memory: Any
-        if name == "CondensedMemory":
+        if name == "Memory":
+            # By default LlamaIndex's Memory drops 3,000 tokens at once.
+            memory = Memory.from_defaults(
+                **options, token_flush_size=_TOKEN_LIMIT // 10
+            )
+        else:
+            model = choose_model(callback_manager=CallbackManager([handler]))
             # In a new session, the question waits until the old session was read.
             memory = ext.CondensedMemory.from_defaults(
                 **options, user_id="logan", llm=model, wait_for_facts=TIMEOUT
-            )
-        else:
-            blocks = []
-            if name != "Memory":
-                blocks = [
-                    FactExtractionMemoryBlock(llm=model),
-                    VectorMemoryBlock(vector_store=_Texts(), embed_model=_Words()),
-                ]
-            # By default LlamaIndex's Memory drops 3,000 tokens at once.
-            memory = Memory.from_defaults(
-                **options, memory_blocks=blocks, token_flush_size=_TOKEN_LIMIT // 10
             )
         sides.append(_Side(name, memory, handler))
     return sides
@@ -207,7 +157,7 @@ def run(*, with_all: bool = False) -> int:
     _kill_after_telling(other_folder)
     asyncio.run(_ask_after_kill(model, other_folder))
     if with_all:
-        _print_all(sides, messages)
+        _print_all(sides)
     print("\n`demo --all` prints each answer. Use it in your agent: docs/quickstart.md")
     return 0
 
@@ -218,9 +168,7 @@ async def _compare(
     """Put the messages into each memory, and ask the questions."""
     sides = _open_sides(folder, "demo")
     ours = sides[-1].memory
-    for number, message in enumerate(messages, 1):
-        if sys.stdout.isatty():
-            print(f"\r  {number} of {len(messages)} messages", end="\r", flush=True)
+    for message in get_tqdm_iterable(messages, sys.stderr.isatty(), "Messages"):
         for side in sides:
             if message.role == "assistant":
                 # An agent would have sent this prompt, and got this reply.
@@ -241,11 +189,10 @@ async def _compare(
 
 def _print_table(sides: Sequence[_Side]) -> None:
     """Print which answers of each memory are right, and the tokens of a turn."""
-    labels = [question.label for question in _QUESTIONS]
     columns = [
         [
             "RIGHT ANSWERS",
-            *labels,
+            *(question.label for question in _QUESTIONS),
             "in all",
             "mean tokens of a prompt",
             "tokens a turn to learn facts",
@@ -264,28 +211,22 @@ def _print_table(sides: Sequence[_Side]) -> None:
             ]
         )
     for row in zip(*columns, strict=True):
-        print("{:32}{:>8}{:>20}{:>18}".format(*row))
+        print("{:32}{:>8}{:>18}".format(*row))
 
 
 def _kill_after_telling(folder: Path) -> None:
     """Tell each memory of the allergy in another process, and kill it."""
     program = "import asyncio, sys; from llama_index_memory_ext.apps import demo; asyncio.run(demo.tell(sys.argv[1]))"
     command = [sys.executable, "-c", program, str(folder)]
-    # The command is this program.
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:  # noqa: S603
-        if process.stdout:
-            process.stdout.readline()
-        process.kill()
+    subprocess.run(command, check=False)  # noqa: S603 - the command is this program
 
 
 async def tell(folder: str) -> None:
-    """Tell each memory of the allergy, say so on stdout, and wait to be killed."""
+    """Tell each memory of the allergy, and kill this process: nothing is learned or closed."""
     model = choose_model()
     for side in _open_sides(Path(folder), "monday"):
         await side.ask(model, _TOLD)
-    print("told", flush=True)
-    # Blocks the event loop: nothing is learned or closed before the kill.
-    time.sleep(TIMEOUT)  # noqa: ASYNC251
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 async def _ask_after_kill(model: LLM, folder: Path) -> None:
@@ -304,13 +245,10 @@ async def _ask_after_kill(model: LLM, folder: Path) -> None:
     await side.memory.aclose()
 
 
-def _print_all(sides: Sequence[_Side], messages: Sequence[ChatMessage]) -> None:
-    """Print the turns that each question is about, and each answer."""
-    user_texts = [body_of(message) for message in messages if message.role == "user"]
+def _print_all(sides: Sequence[_Side]) -> None:
+    """Print each question and its answers."""
     for index, question in enumerate(_QUESTIONS):
         print()
-        for turn in question.turns:
-            _print_labelled(f"turn {turn}", user_texts[turn - 1])
         _print_labelled("Question", question.text)
         for side in sides:
             _print_labelled(side.name, side.answers[index].text)

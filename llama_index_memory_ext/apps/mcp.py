@@ -7,7 +7,6 @@ import logging
 import re
 from collections.abc import Awaitable, Callable
 from datetime import date
-from difflib import get_close_matches
 from functools import wraps
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -52,9 +51,6 @@ _Query = Annotated[
 ]
 _Word = Annotated[str | None, Field(description="Facts with this.", max_length=100)]
 _Limit = Annotated[int, Field(description="Most facts.", ge=1, le=_MOST_LISTED)]
-_Offset = Annotated[
-    int, Field(description="How many of the newest facts are passed over.", ge=0)
-]
 _Id = Annotated[
     str | None, Field(description="Facts behind the fact with this id.", min_length=8)
 ]
@@ -71,7 +67,10 @@ class _Server(MCPServer):
         if name not in tools:
             raise ToolError(f"Unknown tool {name!r}. The tools: {', '.join(tools)}.")
         parameters = tools[name].input_schema["properties"]
-        problems = _unknown_arguments(arguments, parameters)
+        problems = [
+            f"{unknown[:40]}: there is no such argument."
+            for unknown in arguments.keys() - parameters.keys()
+        ]
         if not problems:
             try:
                 return await super().call_tool(name, arguments, context)
@@ -87,18 +86,6 @@ class _Server(MCPServer):
         raise ToolError(
             f"{name} was not called. {' '.join(problems)} It takes: {', '.join(parameters)}. Example: {call}"
         ) from None
-
-
-def _unknown_arguments(
-    arguments: dict[str, Any], parameters: dict[str, Any]
-) -> list[str]:
-    problems = []
-    for name in arguments.keys() - parameters.keys():
-        problem = f"{name[:40]}: there is no such argument"
-        for parameter in get_close_matches(name, parameters, n=1):
-            problem += f"; did you mean {parameter}?"
-        problems.append(problem)
-    return problems
 
 
 class _Readers:
@@ -138,7 +125,6 @@ class _Readers:
     async def list_memories(
         self,
         limit: _Limit = 20,
-        offset: _Offset = 0,
         after: _Id = None,
         since: _Day = None,
         until: _Day = None,
@@ -151,24 +137,16 @@ class _Readers:
         """
         wanted = _filters(since, until, category, tag)
         facts = await self._memory.facts.alist(**wanted)
-        start = offset
+        start = 0
         if after:
             ids = [fact.id[: len(after)] for fact in facts]
             if after not in ids:
                 raise FactError(
                     "after is the id of no listed fact. Begin again without after, as in list_memories(limit=20)."
                 )
-            start += ids.index(after) + 1
+            start = ids.index(after) + 1
         page = self._spec.describe(facts[start : start + limit])
         return f"{page}{len(facts)} facts in all."
-
-    async def read_facts(self) -> str:
-        """Return the newest facts about the user."""
-        return await self.list_memories(limit=_MOST_LISTED)
-
-    async def read_category(self, category: str) -> str:
-        """Return the newest facts about the user in a category."""
-        return await self.list_memories(limit=_MOST_LISTED, category=category)
 
 
 def _filters(
@@ -192,8 +170,7 @@ def memory_server(
     The tools see the memory's user only. With ``in_session`` the messages of the
     memory's session are searched, and quotes must be in them. Otherwise the quotes of
     the client are taken as words of the user. ``read_only`` leaves out the tools that
-    write. The resources ``memory://facts`` and ``memory://facts/{category}`` are the
-    newest 100 facts.
+    write.
     """
     spec = MemoryToolSpec(memory, token_limit=_MOST_TOKENS, in_session=in_session)
     readers = _Readers(spec)
@@ -233,12 +210,6 @@ def memory_server(
     if not read_only:
         add(spec.aremember, writes=True)
         add(spec.aforget, writes=True, destroys=True)
-    server.resource("memory://facts", title="Facts about the user")(
-        _guarded(readers.read_facts, {})
-    )
-    server.resource("memory://facts/{category}", title="Facts of a category")(
-        _guarded(readers.read_category, {})
-    )
     return server
 
 

@@ -88,7 +88,7 @@ if TYPE_CHECKING:
 
 # Ranking more facts takes longer than calling a thread.
 _MOST_IN_EVENT_LOOP = 300
-# Each prompt asks for the same view several times.
+# Each prompt reads the same view several times.
 _view_of = cache(view_of)
 _PROFILE_LIMIT = 1_000
 _WEIGHTS = Weights(recency=RECENCY_WEIGHT)
@@ -184,8 +184,8 @@ class RelevantFactsBlock(LogBlock):
         default=None,
         ge=0,
         le=1,
-        description="Facts that concern the question less are left out; None: those with less than a tenth of the "
-        "best one's similarity, but for 12; 0: none is.",
+        description="Facts that concern the question less are left out; None: facts with less than a tenth of the "
+        "best similarity, except the best 12 of them; 0: no fact.",
     )
     embed_model: EmbedModel = Field(
         default=None, exclude=True, repr=False, description="None: words alone."
@@ -197,13 +197,13 @@ class RelevantFactsBlock(LogBlock):
         description="Makes an empty FactRanker, which compares facts.",
     )
     max_facts: int | None = Field(
-        default=None, ge=1, description="The least confident facts over it are retired."
+        default=None, ge=1, description="Most facts; less confident facts are retired."
     )
     min_confidence: float = Field(
         default=DEFAULT_MIN_CONFIDENCE,
         ge=0,
         le=1,
-        description="New facts need as much.",
+        description="New facts with less confidence are not stored.",
     )
     extract_facts: Switch = Field(
         default=True, description="Whether new facts are extracted."
@@ -231,7 +231,7 @@ class RelevantFactsBlock(LogBlock):
         default=None,
         max_length=20_000,
         pattern=r"\S",
-        description="What to look for instead of our words; not blank.",
+        description="What to look for, in place of the package's own words; not blank.",
     )
 
     _own_namespace: str | None = PrivateAttr(default=None)
@@ -300,9 +300,10 @@ class RelevantFactsBlock(LogBlock):
         record: RecordInPrompt | None = None,
         unread: Sequence[LogRow] = (),
     ) -> FactsForPrompt:
-        """Return the facts for a prompt; without a ``record`` all of them are for the question.
+        """Return the facts for a prompt; without a ``record`` the profile is empty.
 
-        ``unread``: messages of ``learning.wait_for_others``, which stand in for their facts.
+        ``unread``: the messages of ``learning.wait_for_others``, which are shown because
+        their facts are not extracted yet.
         """
         session_id = self._see(session_id)
         if snapshot is None:
@@ -415,7 +416,10 @@ class RelevantFactsBlock(LogBlock):
         question: str,
         record: RecordInPrompt | None,
     ) -> Surroundings:
-        """Return the record and the profile beside the facts for the question; empty without one of them."""
+        """Return the profile, and the limits that it leaves for the facts for the question.
+
+        Without a record or a profile, only the limit of tokens is set.
+        """
         remaining = self._limit_within(PROFILE_NAME, self.profile_limit)
         if record is None or not remaining:
             return Surroundings(self._limit_within(self.name, self.token_limit))
@@ -429,7 +433,7 @@ class RelevantFactsBlock(LogBlock):
                 profile.append(fact)
                 remaining -= line.tokens
         if profile:
-            # The rest is the facts, and the element around them.
+            # The profile takes the tokens of its facts, and of the element around them.
             limit -= self.profile_limit - remaining
         if is_statement(question):
             limit = 0
@@ -448,7 +452,10 @@ class RelevantFactsBlock(LogBlock):
         question: str,
         context: Sequence[str],
     ) -> tuple[object, ...]:
-        """Return a key of all that the text depends on beside the facts. The program may set fields at any time."""
+        """Return a key of all settings and texts that choose among the same facts.
+
+        The program may set fields of the block at any time.
+        """
         return (
             self.view,
             _WEIGHTS,
@@ -519,7 +526,7 @@ class RelevantFactsBlock(LogBlock):
         return self.user_id
 
     def belong_to(self, namespace: str) -> Self:
-        """Set the user of a memory, who speaks in its session before the first message."""
+        """Set the namespace of all sessions, and return the block; a memory knows it before the first message."""
         self._own_namespace = namespace
         return self
 
@@ -622,7 +629,7 @@ class RelevantFactsBlock(LogBlock):
 
     def extractor(self, session_id: str, *, at_once: bool = False) -> Extractor:
         """Return the extractor of a session. ``at_once``: a turn that fails is tried again without a pause."""
-        # At the first extraction: these load all code that reads replies and checks facts.
+        # Imported at the first extraction: they load all code that reads replies and checks facts.
         from llama_index_memory_ext.learning.batch import BatchReader
         from llama_index_memory_ext.learning.extractor import Extractor
         from llama_index_memory_ext.learning.request import RequestPlanner
@@ -684,7 +691,7 @@ class RelevantFactsBlock(LogBlock):
     async def anotice_flush(
         self, session_id: str, messages: Sequence[ChatMessage]
     ) -> None:
-        """Extract facts in the background, unless the last of these messages has started that already."""
+        """Extract facts in the background, unless the last of these messages has already started a job."""
         if not self.jobs.takes_care_of(self.job_key(session_id), messages[-1].content):
             await self.anotice(session_id)
 
@@ -699,7 +706,7 @@ class RelevantFactsBlock(LogBlock):
     def _user_facts(self, session_id: str) -> UserFacts:
         """Return the facts of a session's user, in the state that this process has read.
 
-        All memories on the store share them that have the same settings.
+        All memories on the store with the same settings share this object.
         """
         namespace = self.namespace_of(session_id)
         cache = self._store.cache
@@ -734,8 +741,8 @@ class RelevantFactsBlock(LogBlock):
     @property
     def _facts_key(self) -> tuple[object, ...]:
         """The settings that facts in the cache of the store depend on."""
-        # The facts hold the factory and the model, so that no others have these
-        # identities.
+        # The cached facts keep the factory and the model alive, so no other object has
+        # their ids.
         return (
             "facts",
             self.view,
@@ -792,7 +799,7 @@ def _make_ranker(
     languages: tuple[str, ...] | None,
     model: BaseEmbedding | None,
 ) -> FactRanker:
-    """Return an empty ranker, which no block holds or is held by."""
+    """Return an empty ranker. It belongs to the cache of the store, and refers to no block."""
     # A ranker of the program chooses its languages itself.
     if factory is TfidfRanker and languages:
         ranker: FactRanker = TfidfRanker(languages=languages)

@@ -205,7 +205,7 @@ class LearningSchedule:
         return names
 
     async def _extract(self, key: JobKey) -> None:
-        # At the first extraction: it loads all code that reads replies and checks facts.
+        # Imported at the first extraction: it loads all code that reads replies and checks facts.
         from llama_index_memory_ext.learning.batch import Due
 
         session_id = key.session_id

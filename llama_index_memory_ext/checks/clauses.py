@@ -1,4 +1,4 @@
-"""Reads the sentences and clauses of a user: whom they are about, and how they say a statement, as asked or denied."""
+"""Reads the sentences and clauses of a user: whom they are about, and whether they state, ask or deny something."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def statements_of(text: str) -> str:
     return statements.strip()
 
 
-def states(sentence: str) -> bool:
-    """Return whether a sentence is no question, supposition, text to work on or small talk."""
+def states_something(sentence: str) -> bool:
+    """Return whether a sentence states something: it is no question, supposition, text to work on or small talk."""
     is_asked = _is_question(sentence.strip())
     is_unsaid = _matches("supposed", sentence) or _matches("text_behind", sentence)
     return not (is_asked or is_unsaid or is_small_talk(sentence))
@@ -135,7 +135,7 @@ def clauses_in(sentences: Iterable[str]) -> list[Clause]:
 
 
 def closest_clause(statement: str, sentences: Iterable[str]) -> Clause:
-    """Return the clause with most keywords of a statement, of equal ones the user's.
+    """Return the clause with most keywords of a statement; of equal clauses, the last that is not about another person.
 
     >>> sentences = ["My sister is a nurse, and I cook."]
     >>> closest_clause("Is a nurse", sentences).person, closest_clause("Cooks", sentences).person
@@ -196,9 +196,9 @@ def _word_beginnings(text: str) -> list[str]:
 
 
 def _length_of_other(words: list[str]) -> int:
-    """Return the number of words at the beginning of a clause that name another person.
+    """Return how many words at the beginning of a clause name another person; 0 if none does.
 
-    They are "she", or an article or possessive before a relation: "my best friend".
+    Such words are "she", or an article or possessive before a relation: "my best friend".
     """
     first = words[:1]
     if not _people("other").isdisjoint(first):
@@ -212,7 +212,7 @@ def _length_of_other(words: list[str]) -> int:
 
 @cache
 def _named_in_characters() -> re.Pattern[str]:
-    """Return a pattern of the beginning of a clause that names another person in characters."""
+    """Return a pattern of a clause's beginning that names another person, in scripts without spaces."""
     names = words_of_section("relations", "")
     spelt = [
         name.replace("_", " ") for name in names if "_" in name or not name.isascii()
@@ -271,10 +271,11 @@ def _mentions_user(words: list[str]) -> bool:
 # ---- denials and changes ----
 
 # The words of a section of ``clauses.txt``.
-_words = partial(words_of_section, "clauses")
-# How many words behind the speaker can tell a change: "I have gone back".
+_clause_words = partial(words_of_section, "clauses")
+# The verb of a change stands within so many words behind the speaker: "I have gone back".
 _NEAR = 3
-# How many characters of a correction tell that a content copies the correction.
+# A content copies a correction if it has this many characters of the correction's
+# beginning.
 _NOTICED = 12
 
 
@@ -292,7 +293,7 @@ def denies(text: str) -> bool:
 def _is_negation(word: str) -> bool:
     # Also forms such as "don't" and "dont".
     is_form = word.endswith("nt") and word in STOP_WORDS
-    return is_form or word.endswith("n't") or word in _words("negations")
+    return is_form or word.endswith("n't") or word in _clause_words("negations")
 
 
 def tells_change(text: str) -> bool:
@@ -303,7 +304,7 @@ def tells_change(text: str) -> bool:
     """
     words = [word.removesuffix("'ve") for word in _words_in(text)]
     for i, word in enumerate(words):
-        if word not in _words("speakers"):
+        if word not in _clause_words("speakers"):
             continue
         for verb in words[i + 1 : i + 1 + _NEAR]:
             is_past = verb in IRREGULAR and not verb.endswith("n")
@@ -326,7 +327,7 @@ def tells_past(statement: str, sentences: Iterable[str]) -> bool:
 @cache
 def terms_of_changes() -> frozenset[str]:
     """Return the stems of the verbs that tell a change."""
-    return frozenset(map(term_of, _words("changes")))
+    return frozenset(map(term_of, _clause_words("changes")))
 
 
 def _is_called_untrue(sentence: str) -> bool:
@@ -363,9 +364,7 @@ _CLOSING_MARKS = "\u201d\u201c\u300d\"'"
 
 
 def unsaid_reason(statement: str, text: str, span: Span) -> str:
-    """Return how the words around a quote say a statement that they do not state.
-
-    Return "asked", "supposed" or "quoted", or "" for a statement.
+    """Return why the words around a quote do not state a statement: "asked", "supposed" or "quoted"; "" if they do.
 
     >>> from llama_index_memory_ext.checks.evidence import find_quote
     >>> text = "I like coffee. Should I learn Rust?"

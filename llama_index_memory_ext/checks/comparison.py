@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 # A statement says no more than the words if they have this share of its telling words.
 # Chosen on LoCoMo's conversations 1, 3 and 5; see docs/fact-checks.md.
 _LEAST_SAID = 0.75
-# In a clause with more telling words, a true report often changes their order.
+# The order of more words is not compared: a true report of a long clause often changes it.
 _MOST_ORDERED = 4
 _NUMBER_OR_WORD = rf"[$€£¥]?\d+(?:[.,:]\d+)*|{TOKEN}"
 _THOUSANDS = r"[.,](?=\d{3}(?!\d))"
@@ -170,11 +170,11 @@ _NO_MEANING = frozenset[str]().union(*FUNCTION_WORDS.values())
 
 
 @lru_cache(maxsize=8)
-def _said_words(words: str) -> _Said:
-    return _Said(words)
+def _said_words(words: str) -> _SaidWords:
+    return _SaidWords(words)
 
 
-class _Said:
+class _SaidWords:
     """The words that a statement is compared with."""
 
     def __init__(self, words: str) -> None:

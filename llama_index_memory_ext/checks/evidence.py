@@ -53,7 +53,7 @@ class Span(NamedTuple):
 
     start: int
     end: int
-    share: float
+    likeness: float
 
     def of(self, text: str) -> str:
         """Return the part of the text."""
@@ -99,7 +99,7 @@ def find_quote(quote: str, text: str) -> Span | None:
     end = spans[-1].end
     # The mark at the end of a sentence belongs to the words.
     end += text.startswith(_ENDS, end) and plain.endswith(_ENDS)
-    return Span(spans[0].start, end, min(span.share for span in spans))
+    return Span(spans[0].start, end, min(span.likeness for span in spans))
 
 
 def _find_parts(quote: str, text: _Folded) -> list[Span]:
@@ -190,7 +190,8 @@ _MAX_EXCERPT = 2_000
 _MAX_TRANSLATED = 300
 # A content of fewer words is no copy of a sentence.
 _SHORTEST_COPY = 3
-# The most of the user's keywords in a copy of the assistant's words.
+# In a copy of the assistant's words, at most this share of the keywords is the user's,
+# too.
 _MOST_OF_BOTH = 0.5
 # The longest answer to a question, in words, or in characters of a script without
 # spaces.
@@ -199,8 +200,11 @@ _LONGEST_ANSWER = 6
 
 @dataclass(frozen=True, slots=True)
 class QuoteMatch:
-    """The place of a quote: a line of the user's, its text and a part of it.
+    """The place of a quote in the user's lines.
 
+    ``line``: the place of the line in ``Source.lines``.
+    ``text``: the text of the line.
+    ``span``: the part of the text that the quote means.
     ``is_translated``: the quote is in another language.
     """
 
@@ -253,17 +257,18 @@ class Source:
         context: The messages right before the lines.
         tool_text: The texts of tools and pages.
         said_on: The day of the conversation.
-        known_facts: Facts that names may come from.
+        stored_facts: The known facts, and all other present and pending facts; their names
+            count as said.
     """
 
     lines: Sequence[Utterance]
     context: Sequence[Utterance]
     tool_text: str
     said_on: date
-    known_facts: Sequence[Fact]
+    stored_facts: Sequence[Fact]
 
     @cached_property
-    def said(self) -> str:
+    def conversation_text(self) -> str:
         """The text of the context and the lines, without tools and pages.
 
         The assistant's lines belong to it: a user may agree to its names and numbers.
@@ -286,9 +291,9 @@ class Source:
         return keywords("\n".join(self.users_texts.values()))
 
     @cached_property
-    def known_text(self) -> str:
+    def facts_text(self) -> str:
         """The facts that names may come from, a line each."""
-        return "\n".join(fact.content for fact in self.known_facts)
+        return "\n".join(fact.content for fact in self.stored_facts)
 
     def find(self, quote: str) -> QuoteMatch | None:
         """Return the best place of a quote in the user's lines, the last of equal ones.
@@ -300,19 +305,21 @@ class Source:
         best: QuoteMatch | None = None
         for i, text in self.users_texts.items():
             span = find_quote(quote, text)
-            if span and (best is None or span.share >= best.span.share):
+            if span and (best is None or span.likeness >= best.span.likeness):
                 best = QuoteMatch(i, text, span)
         return best or self._find_original(quote)
 
     def _find_original(self, quote: str) -> QuoteMatch | None:
         """Return the line that a quote translates, with most keywords in common.
 
-        Small models also report the assistant's words and the tags of the request.
+        Small models also report the assistant's words and the tags of the request. These
+        are no translations.
         """
         texts = self.users_texts
         originals = [i for i, text in texts.items() if is_translation(quote, text)]
         language = language_of(quote)
-        # A model quotes a user who also writes in this language in it.
+        # If the user writes in the language of the quote, the model had no reason to
+        # translate.
         may_be_exact = language is not None and language in map(
             language_of, texts.values()
         )

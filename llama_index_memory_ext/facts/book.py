@@ -51,7 +51,7 @@ def _do_nothing() -> None:
 class FactBook:
     """The facts of one namespace. Each method has a synchronous twin without the ``a``: ``list``, ..., ``import_``.
 
-    Facts of agents that the book does not see do not exist for its methods.
+    The methods ignore facts of agents that the book does not see.
 
     Args:
         store: The store of the facts.
@@ -111,9 +111,9 @@ class FactBook:
             wanted: Each of the following, by name.
 
         Raises:
-            FactError: No fact can be meant: an unknown category, another agent, an id
-                that no fact has, ``since`` after ``until``, or a datetime without a
-                time zone.
+            FactError: The conditions can select no fact: an unknown category, another
+                agent, an id that no fact has, ``since`` after ``until``, or a datetime
+                without a time zone.
         """
         selection = await self._filter(wanted)
         facts = await self._all()
@@ -366,7 +366,7 @@ class FactBook:
         return len(facts)
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy is not of the memory whose method this is.
+        # ``on_change`` is a method of a memory, and a copy belongs to no memory.
         return {**self.__dict__, "on_change": _do_nothing}
 
     @property

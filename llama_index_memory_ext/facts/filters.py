@@ -37,7 +37,7 @@ DayOrMoment = Annotated[
 
 
 def beside(moment: date, limit: date) -> date:
-    """Return a datetime as its own day if it is compared with a day; otherwise as it is."""
+    """Return a moment in the form of a limit: the day of a datetime if the limit is a day."""
     if isinstance(moment, datetime) and not isinstance(limit, datetime):
         return moment.date()
     return moment

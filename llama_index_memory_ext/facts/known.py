@@ -1,4 +1,4 @@
-"""The facts of a user in this process: follows the store, and keeps lines and rankers ready."""
+"""The facts of a user in this process: reads changes from the store, and keeps lines and rankers ready."""
 
 from __future__ import annotations
 
@@ -42,8 +42,9 @@ if TYPE_CHECKING:
 
 
 class _Choice(NamedTuple):
-    """The facts that were chosen for the profile of a session, and the store and the cursor of its record then.
+    """The facts that were chosen for the profile of a session.
 
+    ``readers``, ``cursor``: of the record at the time of the choice.
     ``heat``: the sum of the similarities of each fact to the questions since then.
     """
 
@@ -53,7 +54,7 @@ class _Choice(NamedTuple):
     heat: Counter[str]
 
     def is_for(self, record: RecordInPrompt) -> bool:
-        """Return whether the choice is for this record: it was not cut since, and has the same cursors."""
+        """Return whether the choice is for this record: it has the same readers, and was not cut since."""
         return self.readers is record.readers and self.cursor == record.cursor
 
 
@@ -66,8 +67,8 @@ class UserFacts:
     ``time_zone``: tells today; None: UTC.
 
     Past facts are indexed when a question first asks for them, by a second ranker that
-    holds the present facts, too. After a failure of a ranker, which is counted by type,
-    both are made anew.
+    holds the present facts, too. If a ranker fails, the failure is counted by type, and
+    both rankers are made anew.
     """
 
     def __init__(
@@ -165,11 +166,14 @@ class UserFacts:
         The choice is stored under the name ``reader`` once for each position of the
         record. So every process shows the same profile until the record is cut.
         """
+        if not self.present.facts:
+            return []
         key = (reader, record.session_id)
         choice = self._choices.get(key)
         if choice is None or not choice.is_for(record):
             heat = Counter[str]()
-            if choice is not None:
+            # A preview has its own cursors, and begins without heat as a new memory does.
+            if choice is not None and choice.readers is record.readers:
                 heat = choice.heat
             fact_ids = self.present.profile(record, limit, weights, heat)
             # An empty choice is not kept: the first facts enter the profile at once.
@@ -199,7 +203,8 @@ class UserFacts:
     ) -> list[str]:
         """Store a choice for the position of a record, and return it, or the choice that another process has stored."""
         epoch, position = record.cursor
-        # Behind the cursor of the record, which may be 0 for the first choice.
+        # At least 1: the cursor of the record may be 0, which means that no choice is
+        # stored.
         position += 1
         session_id = record.session_id
         stored = await record.readers.state(session_id, reader)

@@ -61,20 +61,20 @@ Numbers: TypeAlias = NDArray[np.float64]
 # The share of a limit that pinned facts and corrections may take before other facts.
 FIRST_SHARE = 0.25
 # By default, a fact with less than a tenth of the best similarity does not concern a
-# question. Twelve of such facts are shown all the same.
+# question. The best twelve of these facts are shown if they have room.
 _FLOOR = 0.1
 _MOST_GENERAL = 12
 # Behind a record with a profile, a fact with less than this share does not concern a
 # question; chosen on LoCoMo, see CONTRIBUTING.md.
 FLOOR_BEHIND_RECORD = 0.3
-# Where a fact stands in a prompt.
-IN_PROFILE = "profile"
 # The element around the facts in front of the record.
 PROFILE_NAME = "user_profile"
+# Where a fact stands in a prompt.
+IN_PROFILE = "profile"
 FOR_QUESTION = "question"
-# Constants of ``min_similarity``, chosen on exact_facts; see CONTRIBUTING.md. The most
-# that a question weighs, as a multiple of a word that a single fact has.
-_MOST_ASKED = 2
+# Constants of ``min_similarity``, chosen on exact_facts; see CONTRIBUTING.md. The words
+# of a question together weigh at most as much as this number of words of one fact alone.
+_MOST_QUESTION_WEIGHT = 2
 # The weights of a word that no fact has, of a related word, and of an earlier turn.
 _UNKNOWN_WEIGHT = 0.5
 _RELATED_WEIGHT = 0.8
@@ -83,12 +83,12 @@ _EARLIER_TURN_WEIGHT = 0.5
 _SHORT_QUESTION = 8
 # The least share of the best similarity.
 _STRICT_FLOOR = 0.6
-# A question and the turns before it go on with something if they have 15 terms.
+# A question and the turns before it continue a subject if they have 15 terms.
 _ONGOING_TERMS = 15
 # So many newer facts halve the recency of a fact.
 _HALF_LIFE = 40
-# While something goes on: the weight of the best fact of the same day and of the fact
-# before it, and the exponent of a fact's length, tags included.
+# While a subject continues, a fact gains this share of the best score of its day and of
+# the score of the fact before it. Its length, tags included, has the exponent below.
 _DAY_SHARE = 0.2
 _LENGTH_POWER = 0.15
 _TAG_BYTES = 80
@@ -269,13 +269,13 @@ class RecordInPrompt:
 
 
 class Surroundings(NamedTuple):
-    """What else the prompt holds, and the tokens that it leaves for facts.
+    """The other parts of a prompt, and the tokens that they leave for facts.
 
     ``profile``: the facts in front of the record, in their order.
     ``stated``: the ids of facts whose messages are in the record.
     ``floor``: the share of the best similarity from which a fact concerns the question.
-    ``limit``: tokens for the facts beside the profile.
-    ``room``: tokens for facts of these that do not concern the question.
+    ``limit``: the tokens for the facts beside the profile.
+    ``room``: how many of these tokens the facts may use that do not concern the question.
     """
 
     limit: int = 0
@@ -463,7 +463,7 @@ class ShowableFacts:
 
 
 def _ongoing(turns: Iterable[str]) -> float:
-    """Return how much the turns go on with something, 0..1, by the number of their terms."""
+    """Return how much the turns continue a subject, 0..1, by the number of their terms."""
     terms = set(chain.from_iterable(map(terms_in, turns)))
     return min(1.0, len(terms) / _ONGOING_TERMS) ** 2
 
@@ -521,8 +521,8 @@ class Ranking(NamedTuple):
     ``weights``: the shares of similarity, confidence and recency; the sum is 1.
     ``worth``: the score with bonuses for facts of the same day and short facts; it
     orders, and is not printed.
-    ``floor``: the least similarity of facts that concern the question; 0: no similarity
-    tells.
+    ``floor``: the least similarity of facts that concern the question; 0: each
+    fact concerns it, as without a question.
     ``surroundings``: the record and the profile in the prompt, beside these facts.
     """
 
@@ -546,25 +546,26 @@ class Ranking(NamedTuple):
         return list(self._sorted(np.flatnonzero(self.similarities > 0)))
 
     def concerning(self, ranked: Iterable[RankedFact]) -> Iterator[RankedFact]:
-        """Return the ranked facts that concern the question at least as much as ``min_similarity``.
+        """Return the ranked facts that concern the question, without facts that the prompt shows elsewhere.
 
-        Facts that the prompt shows elsewhere are left out.
+        ``min_similarity`` decides. Pinned facts always stay.
 
-        A fact concerns the question by its words or its embedding. A fact is left out
-        if another fact has the same words of the question, and more. Pinned facts stay
-        in any case. Only the best 256 facts are looked at.
-
-        None: facts with a tenth of the best similarity, facts of the time that the
-            question asks for, and the best 12 others; behind a record three tenths, and
-            others only in the room that the profile leaves. 0: all facts.
+        - Above 0: of the best 256 facts, the facts that cover this share of the question
+          by their words or their embedding, and have 0.6 of the best similarity. Words
+          do not count if another fact has the same words of the question, and more.
+        - None: the facts from ``floor`` on, the facts of the time that the question asks
+          for, and the best 12 other facts that fit the room for them.
+        - 0: all facts.
         """
         elsewhere = self.surroundings.fact_ids
         ranked = (entry for entry in ranked if entry.fact.id not in elsewhere)
         if self.min_similarity:
-            ids = self._near(self.min_similarity) - elsewhere
+            ids = self._ids_by_min_similarity(self.min_similarity) - elsewhere
             return self._filtered(ranked, ids, 0)
         if self.min_similarity is None and self.floor:
-            return self._filtered(ranked, self._close() - elsewhere, _MOST_GENERAL)
+            return self._filtered(
+                ranked, self._ids_above_floor() - elsewhere, _MOST_GENERAL
+            )
         return ranked
 
     def _filtered(
@@ -587,8 +588,8 @@ class Ranking(NamedTuple):
     def _tokens_of(self, entry: RankedFact) -> int:
         return self.showable.lines[entry.fact.id].tokens
 
-    def _close(self) -> set[str]:
-        """Return the facts above the floor, the facts of the time, and the pinned facts."""
+    def _ids_above_floor(self) -> set[str]:
+        """Return the ids of the facts from the floor on, of the facts of the time, and of the pinned facts."""
         showable = self.showable
         close = self.similarities >= self.floor
         if showable.period is not None:
@@ -596,8 +597,8 @@ class Ranking(NamedTuple):
         close[[i for i in showable.first if showable.facts[i].pinned]] = True
         return {showable.ids[i] for i in np.flatnonzero(close)}
 
-    def _near(self, least: float) -> set[str]:
-        """Return the facts that concern the question by at least this share, and the pinned facts."""
+    def _ids_by_min_similarity(self, least: float) -> set[str]:
+        """Return the ids of the facts that cover at least this share of the question, and of the pinned facts."""
         question, *context = self.turns
         best = list(islice(self.best_first(), _BEST))
         texts = {entry.fact.id: entry.fact.content for entry in best}
@@ -689,7 +690,7 @@ def question_shares(
     }
     full_weight = min(
         sum(weights[word] for word in words or earlier_words),
-        _MOST_ASKED * _idf(1, len(texts)),
+        _MOST_QUESTION_WEIGHT * _idf(1, len(texts)),
     )
     for word, keys in _related_texts(words, codes, words_of_texts).items():
         weights[word] = _RELATED_WEIGHT * _UNKNOWN_WEIGHT * _idf(len(keys), len(texts))
@@ -768,7 +769,7 @@ def rank(
 ) -> list[RankedFact]:
     """Return all facts, best first: ``score = similarity_weight * similarity + confidence_weight * confidence``.
 
-    ``+ recency_weight * recency`` if that weight is not 0. Similarities are divided by
+    ``recency_weight * recency`` is added to the score. Similarities are divided by
     the best of these facts, weights by their sum. If no fact has a word in common with
     the question, confidence and recency decide. Ties: newest first.
 
@@ -784,7 +785,7 @@ def rank(
             by each 40 newer facts, by their times or by the order of ``facts``,
             whichever gives more. Its weight is multiplied by ``min(1, terms / 15) **
             2``, with the terms of the question and its context. A short question looks
-            something up, and a long question goes on with something.
+            something up, and a long question continues a subject.
         ranker: Holds the documents of these facts; a missing fact has similarity 0.
             None indexes the facts for this call, which takes about 0.1 ms for each.
     """

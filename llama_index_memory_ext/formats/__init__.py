@@ -7,7 +7,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.utils import get_tqdm_iterable
@@ -36,31 +36,23 @@ _LONGEST_ROLE = 20
 # Between two objects in JSON Lines. Within a JSON text, a comma would stand there.
 _NEXT_LINE = re.compile(r"\}([ \t\r]*\n\s*)\{")
 _HINT = "To read a file, pass its bytes: Path(...).read_bytes()."
-_RECIPES = "docs/recipes"
-
-
-class _Format(NamedTuple):
-    """A format of another program; ``recipe``: the page with the script that converts it, or ""."""
-
-    name: str
-    recipe: str
-
-
-_LANGCHAIN = _Format("a message of LangChain", "from-langgraph.md")
-# Other formats, by a key that only they have.
+_CONVERT = "Convert it first, with the script of docs/recipes"
+_LANGCHAIN = f"a message of LangChain. {_CONVERT}/from-langgraph.md"
+_OPENAI_AGENTS = f"an item of openai-agents. {_CONVERT}/from-other-agents.md"
+# What a value is that has a key of another format, and the page with the script for it.
 _FORMATS = {
     "lc": _LANGCHAIN,
-    "channel_values": _Format("a checkpoint of LangGraph", "from-langgraph.md"),
-    "role_type": _Format("a message of Zep", "from-zep.md"),
-    "memory": _Format("a memory of mem0", "from-mem0.md"),
-    "mapping": _Format("an export of ChatGPT", "from-chatgpt-and-claude.md"),
-    "chat_messages": _Format("an export of Claude", "from-chatgpt-and-claude.md"),
-    "call_id": _Format("an item of openai-agents", "from-other-agents.md"),
-    "summary": _Format("an item of openai-agents", "from-other-agents.md"),
-    "parts": _Format("a message of the AI SDK or of Gemini", "from-other-agents.md"),
-    "contents": _Format("a request to Gemini", "from-other-agents.md"),
-    "chunkedPrompt": _Format("a prompt of Google AI Studio", ""),
-    "schema": _Format("facts that export --user has written, for import --user", ""),
+    "channel_values": f"a checkpoint of LangGraph. {_CONVERT}/from-langgraph.md",
+    "role_type": f"a message of Zep. {_CONVERT}/from-zep.md",
+    "memory": f"a memory of mem0. {_CONVERT}/from-mem0.md",
+    "mapping": f"an export of ChatGPT. {_CONVERT}/from-chatgpt-and-claude.md",
+    "chat_messages": f"an export of Claude. {_CONVERT}/from-chatgpt-and-claude.md",
+    "call_id": _OPENAI_AGENTS,
+    "summary": _OPENAI_AGENTS,
+    "parts": f"a message of the AI SDK or of Gemini. {_CONVERT}/from-other-agents.md",
+    "contents": f"a request to Gemini. {_CONVERT}/from-other-agents.md",
+    "chunkedPrompt": "a prompt of Google AI Studio",
+    "schema": "facts that export --user has written, for import --user",
 }
 
 
@@ -261,19 +253,13 @@ def _read(value: Json) -> ChatMessage:
 
 def _conversion_of(value: Json) -> str:
     """Return the sentences that name the format that a value looks like, and the script that converts it."""
-    formats = []
     if isinstance(value, dict):
-        formats = [_FORMATS[key] for key in _FORMATS if key in value]
+        for key, hint in _FORMATS.items():
+            if key in value:
+                return f"It looks like {hint}."
         if value.get("type") in ("human", "ai"):
-            formats.append(_LANGCHAIN)
-    if not formats:
-        return (
-            f"Convert messages of another program first, with a script of {_RECIPES}."
-        )
-    hint = f"It looks like {formats[0].name}."
-    if formats[0].recipe:
-        hint += f" Convert it first, with the script of {_RECIPES}/{formats[0].recipe}."
-    return hint
+            return f"It looks like {_LANGCHAIN}."
+    return "Convert messages of another program first, with a script of docs/recipes."
 
 
 def _check_format(value: Json) -> None:

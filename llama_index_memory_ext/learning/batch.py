@@ -46,12 +46,12 @@ _ANY_NUMBER = sys.maxsize
 
 
 class Due(NamedTuple):
-    """When unread messages are read: as soon as one of these limits is reached.
+    """The limits of unread messages. They are due as soon as one limit is reached.
 
     ``turns``: the number of unread turns.
     ``tokens``: the tokens of unread messages.
-    ``last_left``: the last row that has left the record; unread messages of the log up to it
-    are due.
+    ``last_left``: the last row that has left the record; an unread message of the log that
+    has left it is due.
     ``answered``: whether the current turn is read only if it has its answer.
     """
 
@@ -66,9 +66,9 @@ class Due(NamedTuple):
         return has_left or turns >= self.turns or tokens >= self.tokens
 
 
-ALL = Due()
+ALL_UNREAD = Due()
 
-# The users whose messages are the user's; None: all of them.
+# The users whose messages count as messages of the user of the facts; None: all users.
 _Speakers: TypeAlias = "Collection[str | None] | None"
 
 
@@ -116,7 +116,8 @@ class BatchReader:
 
     ``reader``: the name of the cursor.
     ``block``: its tokenizer and time zone are used.
-    ``is_own``: the user is the user of the memory, who never stands for a team.
+    ``is_own``: the user of the facts is the user of the memory, and so a person. Another
+    ``user_id`` may stand for a team.
     """
 
     user_facts: UserFacts
@@ -126,9 +127,9 @@ class BatchReader:
     is_own: bool = False
 
     async def unread_rows(self) -> LogPage:
-        """Return the unread rows, after the session is registered as the user's.
+        """Register the session as the user's if it is not, and return the unread rows.
 
-        A plain Memory may have written the session, which registers no user.
+        LlamaIndex's plain Memory registers no user of the sessions that it writes.
         """
         store = self.user_facts.store
         user: str | None = self.user_facts.namespace
@@ -212,10 +213,10 @@ class BatchReader:
         return RecentLines([line for line in lines if line.text], results)
 
     async def _speakers(self) -> _Speakers:
-        """Return the speakers whose messages are the user's.
+        """Return the speakers whose messages count as the user's.
 
-        A user who does not talk in the session, such as a team, has the facts of all
-        its users. A message that LlamaIndex's own memory has written is the user's.
+        All speakers count for a user who does not own the session, such as a team. A
+        message without a speaker counts as the user's if the session has no other owner.
         """
         user = self.user_facts.namespace
         owners = await self.user_facts.store.owners.users_of_session(self.session_id)
@@ -333,9 +334,10 @@ def batch_end(
 ) -> int:
     """Return the number of messages, oldest first, that go into one request.
 
-    The number is at least 1; 0 without messages. If possible, a batch ends before a
-    turn: before it exceeds ``token_limit``, after ``most_turns``, and before the first
-    turn of another day. Relative dates ("tomorrow") of a batch count from one day.
+    The number is at least 1; 0 without messages. A batch ends after ``most_turns``,
+    before the first turn of another day, and before ``token_limit`` is exceeded: if
+    possible, between two turns. Relative dates ("tomorrow") of a batch count from one
+    day.
     """
     starts = [i for i, is_start in enumerate(starts_turn) if is_start]
     end = _end_of_day(starts, days, most_turns)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.learning.validation import ValidatedReply
 
 
-_DECIDED = Rejection("duplicate", "It is pending, or was rejected.")
+_ALREADY_DECIDED = Rejection("duplicate", "It is pending, or was rejected.")
 
 
 def with_agent(valid: ValidatedReply, agent_id: str | None) -> ValidatedReply:
@@ -83,7 +83,7 @@ def pending_reply(valid: ValidatedReply, user_facts: UserFacts) -> ValidatedRepl
         accepted=tuple(accepted),
         confirmed=tuple(fact for fact in valid.confirmed if fact.id not in new),
         retired=tuple(ended_now),
-        rejected=(*valid.rejected, *[_DECIDED] * repeated),
+        rejected=(*valid.rejected, *[_ALREADY_DECIDED] * repeated),
     )
 
 

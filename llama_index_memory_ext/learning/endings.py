@@ -58,7 +58,7 @@ def doubted_facts(lines: Sequence[Utterance], facts: Sequence[Fact]) -> list[Dou
 
 
 def _is_about_other(words: str, fact: Fact) -> bool:
-    """Return whether words tell of another person, and the fact tells of none."""
+    """Return whether words are about another person, and the fact is about the user."""
     if closest_clause(fact.content, [words]).person != "other":
         return False
     return not (implies_person(fact.content) or relations_in(fact.content))

@@ -19,7 +19,7 @@ from llama_index_memory_ext.errors import (
 )
 from llama_index_memory_ext.events import FactsExtractedEvent, has_listeners, send
 from llama_index_memory_ext.fact import Fact, RetiredBy, SetAside, retire
-from llama_index_memory_ext.learning.batch import ALL, Batch, BatchReader, Due
+from llama_index_memory_ext.learning.batch import ALL_UNREAD, Batch, BatchReader, Due
 from llama_index_memory_ext.learning.changes import (
     changed_facts,
     pending_reply,
@@ -106,7 +106,7 @@ class Extractor:
     ``usage``: the usage of the model, by kind of call.
     ``review``: new facts are pending.
     ``at_once``: a turn that fails is tried again without a pause.
-    ``spent``: the usage that no event has counted yet.
+    ``uncounted``: the usage that no event has counted yet.
     """
 
     batches: BatchReader
@@ -117,7 +117,7 @@ class Extractor:
     min_confidence: float
     review: bool = False
     at_once: bool = False
-    spent: list[Usage] = field(default_factory=list)
+    uncounted: list[Usage] = field(default_factory=list)
 
     @property
     def session_id(self) -> str:
@@ -134,7 +134,7 @@ class Extractor:
         """The facts of the user."""
         return self.batches.user_facts
 
-    async def extract(self, due: Due = ALL) -> None:
+    async def extract(self, due: Due = ALL_UNREAD) -> None:
         """Extract batches until no unread messages are due.
 
         Raises:
@@ -144,12 +144,12 @@ class Extractor:
             while await self.extract_next(due):
                 pass
         except Exception as error:
-            used = self._take_spent()
+            used = self._take_uncounted()
             raise WorkError(
                 error, used.prompt_tokens, used.completion_tokens
             ) from error
 
-    async def extract_next(self, due: Due = ALL) -> Extracted | None:
+    async def extract_next(self, due: Due = ALL_UNREAD) -> Extracted | None:
         """Extract one batch; None if no unread messages are due.
 
         If the model fails, the batch stays unread. The error is raised, unless the
@@ -330,7 +330,7 @@ class Extractor:
         if self.review:
             valid = pending_reply(valid, self.user_facts)
         extracted = self._changes_of(valid)
-        return extracted._replace(seconds=answer.seconds, usage=self._take_spent())
+        return extracted._replace(seconds=answer.seconds, usage=self._take_uncounted())
 
     async def _write(
         self,
@@ -377,12 +377,12 @@ class Extractor:
             count = self.block.tokenizer_fn
             used = [usage_of(prompt, response, count) for response in responses]
             self.usage["facts"] = sum(used, self.usage.get("facts", Usage()))
-            self.spent.extend(used)
+            self.uncounted.extend(used)
 
-    def _take_spent(self) -> Usage:
-        """Return the usage that no event has counted yet, and count it from now on."""
-        used = sum(self.spent, Usage())
-        self.spent.clear()
+    def _take_uncounted(self) -> Usage:
+        """Return the usage that no event has counted yet, and reset it."""
+        used = sum(self.uncounted, Usage())
+        self.uncounted.clear()
         return used
 
     async def _validated(
@@ -391,9 +391,13 @@ class Extractor:
         known_facts: Sequence[Fact],
         said_at: datetime,
     ) -> ValidatedReply:
-        """Return the reply as ``validate_reply`` validates it beside the facts of the user."""
+        """Validate a reply beside the facts of the user, and return the result.
+
+        ``validate``: ``validate_reply`` with the reply and its lines.
+        """
         user_facts = self.user_facts
-        # A fact that was deleted since must not come back by being retired.
+        # A fact that was deleted meanwhile is retired here, so that no entry stores it
+        # again.
         current = [
             user_facts.facts.get(fact.id) or retire(fact, "deleted", fact.updated_at)
             for fact in known_facts

@@ -1,4 +1,4 @@
-"""The progress of a facts' reader: what follows a failure, and what its cursor keeps about the last days."""
+"""The progress of a facts' reader: the next step after a failure, and the counts of the last days in its cursor."""
 
 from __future__ import annotations
 

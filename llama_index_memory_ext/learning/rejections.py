@@ -90,7 +90,8 @@ class Ending(NamedTuple):
     ``place``: where the quote of the entry lies in the user's lines, or ``NOWHERE``.
     ``new``: the new fact that holds instead.
     ``is_only``: no other fact is ended by the same quote.
-    ``is_request``: a model has read the user's request before.
+    ``is_request``: the entry comes from a tool for requests, whose model has read the
+    request.
     """
 
     fact: Fact
@@ -244,7 +245,7 @@ def reject_addition(candidate: Candidate, source: Source) -> Rejection | None:
     words = f"{source.question(place)} {excerpt(place.text, place.span.start)}"
     if script_of(content) == "other" or is_translation(content, words):
         return None
-    if not says_more(content, words, source.known_text, source.said_on):
+    if not says_more(content, words, source.facts_text, source.said_on):
         return None
     return Rejection("not_the_users_words", "It says more than the user did.")
 
@@ -316,8 +317,8 @@ def reject_uncontradicted(ending: Ending, source: Source) -> Rejection | None:
 
     Words that ask, suppose or quote contradict nothing. Other words end the fact in
     three cases: these words or the new fact share a word with the fact; they tell a
-    change that ends no other fact or comes with a new fact; or a model has read the
-    user's request before.
+    change that ends no other fact or comes with a new fact; or the entry comes from a
+    tool for requests.
     """
     fact = ending.fact
     place = ending.place

@@ -43,7 +43,7 @@ TOO_LONG = f"it has more than {MOST_CHARACTERS:,} characters, which are not read
 # The names that models give to the parts of an entry, ours first.
 _CONTENTS = str.split("fact content statement claim memory text")
 _QUOTES = str.split("quote quotes source_quote quotation evidence source")
-# The quotes of the form, which a model that repeats its prompt repeats.
+# The quotes of the form. A model that repeats its prompt repeats them.
 EXAMPLE_QUOTE = "the exact words of the user"
 _EXAMPLES = (EXAMPLE_QUOTE, "...")
 # An object with one of these beside a statement is a fact.
@@ -249,9 +249,9 @@ def reply_of(entries: Iterable[NewFact]) -> ExtractionReply:
 def read_facts(text: str, categories: Sequence[str]) -> list[NewFact]:
     """Return the facts in an answer, without the text before and after its JSON.
 
-    The list is empty for an empty text and for "no new facts". A category that is not
-    in ``categories`` becomes "knowledge" if that is, or else the first of them. A fact
-    without a statement has its quote as content, unless it only ends a known fact.
+    The list is empty for an empty text and for "no new facts". ``read_category`` reads
+    the category of each fact. A fact without a statement has its quote as content, unless
+    it only ends a known fact.
 
     Raises:
         FactReplyError: The answer has no JSON that can be read, or other JSON.

@@ -248,13 +248,9 @@ def with_contents(facts: list[NewFact], *, by_tool: bool) -> list[NewFact]:
 def _texts_of(message: ChatMessage, *, may_be_blank: bool) -> list[str]:
     """Return the texts to read: the arguments of the calls, or else the words.
 
-    Raises a FactReplyError for calls that are too long or too deep to be read, and for
-    blank words that ``may_be_blank`` forbids.
+    Raises a FactReplyError for blank words that ``may_be_blank`` forbids.
     """
     words = message.content or ""
-    blocks = [block for block in message.blocks if isinstance(block, ToolCallBlock)]
-    if is_longer([block.tool_kwargs for block in blocks], MOST_CHARACTERS):
-        raise FactReplyError(words, TOO_LONG)
     calls = _arguments_of(message)
     if not (calls or may_be_blank or without_thoughts(words)):
         raise FactReplyError(words, "it is empty")
@@ -262,10 +258,12 @@ def _texts_of(message: ChatMessage, *, may_be_blank: bool) -> list[str]:
 
 
 def _arguments_of(message: ChatMessage) -> list[str]:
-    """Return the arguments of the calls of a message; a FactReplyError for arguments that are no JSON."""
+    """Return the arguments of the calls of an answer, each as one text."""
+    words = message.content or ""
+    blocks = [block for block in message.blocks if isinstance(block, ToolCallBlock)]
+    if is_longer([block.tool_kwargs for block in blocks], MOST_CHARACTERS):
+        raise FactReplyError(words, TOO_LONG)
     try:
         return [call.arguments for call in calls_of(message)]
     except (RecursionError, ValueError):
-        raise FactReplyError(
-            message.content or "", "its arguments are no JSON"
-        ) from None
+        raise FactReplyError(words, "its arguments are no JSON") from None

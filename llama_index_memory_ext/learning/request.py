@@ -42,8 +42,8 @@ _REJECTED_CHARACTERS = 400
 # The share of the budget for facts with words in common with the messages. A fact that
 # the user corrects need not have any.
 _MATCHING_SHARE = 0.5
-# The kind of a fact is its first word that at most this share of the facts has: "lives"
-# of "Ann lives in Oslo".
+# The kind of a fact is its first rare word: "lives" of "Ann lives in Oslo". At most this
+# share of the facts has a rare word.
 _COMMON_SHARE = 0.3
 # Facts are compared with the newest messages of a batch.
 _MOST_TEXTS = 24
@@ -165,7 +165,7 @@ class RequestPlanner:
 def texts_in(lines: Sequence[Utterance]) -> list[str]:
     """Return the texts that facts are compared with.
 
-    First the user's messages, newest first, then the messages that these answer.
+    The user's messages come first, newest first; then the messages that they answer.
     """
     places = [i for i, line in enumerate(lines) if line.is_users]
     newest_first = places[::-1][:_MOST_TEXTS]
@@ -210,7 +210,7 @@ def _in_turn(groups: Iterable[Sequence[Fact]]) -> Iterator[Fact]:
 
 
 def _kinds_of(facts: Sequence[Fact]) -> Iterable[list[Fact]]:
-    """Return the facts by kind: of each the shortest first, of equal ones the newer."""
+    """Return a list of the facts of each kind, the shortest fact first; of equal length, the newer first."""
     words_of = {fact.id: fact.content.casefold().split() for fact in facts}
     counts = Counter[str]()
     for words in words_of.values():

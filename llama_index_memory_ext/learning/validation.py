@@ -1,4 +1,4 @@
-"""Validates a model's reply: tells which facts are stored, confirmed and retired."""
+"""Validates a model's reply: returns the facts to store, confirm and retire, and the rejections."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from llama_index_memory_ext.learning.rejections import (
     reject_unrepeated,
 )
 from llama_index_memory_ext.learning.reply import ExtractionReply, NewFact, Retirement
-from llama_index_memory_ext.learning.wording import in_said_words, stored_place
+from llama_index_memory_ext.learning.wording import choose_wording, stored_place
 from llama_index_memory_ext.words import phrases, visible
 
 if TYPE_CHECKING:
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.text.turns import Utterance
 
 
-_UNKNOWN = Rejection("unknown_fact", "It names no known fact.")
-_KNOWN = Rejection("duplicate", "It is known already.")
-_RETIRED = Rejection("duplicate", "It is retired already.")
+_NO_SUCH_FACT = Rejection("unknown_fact", "It names no known fact.")
+_KNOWN_ALREADY = Rejection("duplicate", "It is known already.")
+_RETIRED_ALREADY = Rejection("duplicate", "It is retired already.")
 _NO_TIME = Rejection(
     "out_of_time",
     "The reply has so many entries that there was no time left to check it.",
@@ -138,7 +138,9 @@ def validate_reply(
 class _Validation:
     """Checks the entries of a reply, new facts first, and collects the results.
 
-    ``by_label`` holds the first new fact of each label; None if it was not stored.
+    ``known_facts``: the facts that entries name by number; ``source.stored_facts`` also has
+    the other present and pending facts.
+    ``by_label``: the first new fact of each label; None if it was rejected.
     """
 
     source: Source
@@ -157,7 +159,7 @@ class _Validation:
         """The known facts and the accepted facts, by their normalised contents."""
         return {
             duplicate_key(fact.content): fact
-            for fact in reversed(self.source.known_facts)
+            for fact in reversed(self.source.stored_facts)
             if not fact.retired
         }
 
@@ -169,7 +171,7 @@ class _Validation:
         candidate = Candidate(new, place or NOWHERE, min_confidence)
         rejection = first_rejection(candidate, self.source, checks)
         if place and rejection is None:
-            candidate = in_said_words(candidate, self.source)
+            candidate = choose_wording(candidate, self.source)
             rejection = first_rejection(candidate, self.source, STATED_CHECKS)
             if rejection is None:
                 return self._accept(candidate, stored_place(candidate))
@@ -187,7 +189,7 @@ class _Validation:
             self.by_content[content] = fact
             self.accepted.append(fact)
         else:
-            rejection = _KNOWN
+            rejection = _KNOWN_ALREADY
             if reject_unrepeated(candidate, self.source) is None:
                 self.confirmed[fact.id] = confirm_again(fact, self.now)
         self.by_label.setdefault(new.label, fact)
@@ -198,9 +200,9 @@ class _Validation:
         is_request = self.retired_by == "request"
         fact = self._known_fact(entry.number)
         if fact is None:
-            return _UNKNOWN
+            return _NO_SUCH_FACT
         if fact.id in self.retired:
-            return _RETIRED
+            return _RETIRED_ALREADY
         new = self.by_label.get(entry.replaced_by)
         place = self.source.find(entry.quote)
         ending = Ending(fact, entry, place or NOWHERE, new, is_only, is_request)
@@ -237,7 +239,7 @@ class _Validation:
             tuple(stored),
             tuple(fact for fact in self.confirmed.values() if fact.id not in changed),
             tuple(self.retired.values()),
-            (*self.rejected, *[_KNOWN] * repeated),
+            (*self.rejected, *[_KNOWN_ALREADY] * repeated),
         )
 
     def _known_fact(self, number: int) -> Fact | None:

@@ -1,4 +1,4 @@
-"""In whose words a new fact is stored: the model's statement, or the user's own sentence."""
+"""Chooses the words in which a new fact is stored: the model's statement, or the user's own sentence."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from llama_index_memory_ext.checks.clauses import (
     denies,
     sentences_at,
     statements_of,
-    states,
+    states_something,
 )
 from llama_index_memory_ext.checks.comparison import closest_sentence, says_more
 from llama_index_memory_ext.checks.evidence import excerpt
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _MOST_WORDS = 45
 
 
-def in_said_words(candidate: Candidate, source: Source) -> Candidate:
+def choose_wording(candidate: Candidate, source: Source) -> Candidate:
     """Return a new fact without its questions, or in the user's words if it says more than the user did.
 
     The user's words are the sentence of the quote that is closest to the fact. A short
@@ -36,7 +36,7 @@ def in_said_words(candidate: Candidate, source: Source) -> Candidate:
     statement = statements_of(candidate.new.content)
     around = excerpt(place.text, place.span.start)
     words = f"{question} {around}"
-    names = f"{source.said}\n{source.known_text}"
+    names = f"{source.conversation_text}\n{source.facts_text}"
     is_no = bool(question) and denies(place.text)
     if (
         statement
@@ -48,7 +48,7 @@ def in_said_words(candidate: Candidate, source: Source) -> Candidate:
         answer = f'Asked "{question}", the user said "{place.text.strip()}".'
         return _with_content(candidate, answer)
     sentences = sentences_at(place.text, place.span)
-    stating = list(filter(states, sentences))
+    stating = list(filter(states_something, sentences))
     sentence = closest_sentence(candidate.new.content, stating or sentences)
     if len(tokens_in(sentence)) > _MOST_WORDS:
         sentence = place.quote[:MAX_FACT]
@@ -57,7 +57,7 @@ def in_said_words(candidate: Candidate, source: Source) -> Candidate:
 
 
 def stored_place(candidate: Candidate) -> QuoteMatch:
-    """Return the place of the quote that is stored: of the whole sentence if that is the fact."""
+    """Return the place of the quote to store: the user's whole sentence if it is the fact."""
     place = candidate.place
     if not candidate.is_users_words:
         return place

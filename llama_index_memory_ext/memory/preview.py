@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.base.llms.types import ChatMessage, TextBlock
 
-from llama_index_memory_ext.agent_view import ALL
+from llama_index_memory_ext.agent_view import ALL_FACTS
 from llama_index_memory_ext.learning.progress import progress_of
 from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
 from llama_index_memory_ext.store.cache import StoreCache
@@ -238,7 +238,7 @@ class PromptPreviewer:
         tokens = Counter[str]()
         for part in parts:
             tokens[part.kind] += part.tokens
-        all_facts = await self._store.facts.read(self.namespace, view=ALL)
+        all_facts = await self._store.facts.read(self.namespace, view=ALL_FACTS)
         facts_block = memory.facts_block
         latest = facts_block.last_question
         # After the prompt, so that the explanation knows the record in it.

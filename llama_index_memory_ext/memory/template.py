@@ -103,30 +103,26 @@ def content_of(
     have some already. A cache point follows the profile, if the points of the
     record leave two: a request may mark its end, too.
     """
-    used_points = cache_points_in(messages) + _points_in_lists(contents)
-    record_points = 0
-    for content in contents.values():
-        if isinstance(content, Section):
-            record_points += list(content.cache_marks.values()).count("point")
+    points = cache_points_in(messages) + sum(map(_points_in, contents.values()))
     split_contents = dict(contents)
     for name, content in contents.items():
         if not (content and isinstance(content, Section)):
             continue
+        used_points = points - _points_in(content)
         split_contents[name] = content_blocks(content, cache_points, used_points)
-        free_points = MOST_CACHE_POINTS - used_points - record_points
-        if name == PROFILE_NAME and cache_points and free_points > 1:
+        if name == PROFILE_NAME and cache_points and MOST_CACHE_POINTS - points > 1:
             split_contents[name].append(cache_point(cache_points))
-            used_points += 1
+            points += 1
     return split_contents
 
 
-def _points_in_lists(contents: Mapping[str, Any]) -> int:
-    """Return the number of cache points that the program's own blocks bring."""
-    points = 0
-    for content in contents.values():
-        if isinstance(content, list):
-            points += sum(isinstance(block, CachePoint) for block in content)
-    return points
+def _points_in(content: object) -> int:
+    """Return the number of cache points in the content of a memory block."""
+    if isinstance(content, Section):
+        return list(content.cache_marks.values()).count("point")
+    if isinstance(content, list):
+        return sum(isinstance(block, CachePoint) for block in content)
+    return 0
 
 
 def joined(

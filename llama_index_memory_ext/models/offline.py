@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.base.llms.types import (
     ChatMessage,
-    CompletionResponse,
     LLMMetadata,
     ToolCallBlock,
 )
@@ -24,28 +22,21 @@ if TYPE_CHECKING:
     from llama_index.core.tools import BaseTool
 
 
-ABOUT = (
-    "I answer by rules: what you said about yourself, which tools I called, "
-    "and a tool that you name with two numbers."
-)
+ABOUT = "I answer by rules: what you said about yourself, and which tools were called."
 NOT_SEEN = "I cannot see that in what I was shown."
 NO_CALL = "I called no tool for that. I answered from what I was shown."
 
-# The arguments of a tool for two numbers.
-_PARAMETERS = ("a", "b")
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 # Recalled messages, which are older than the others, have no end tag and no "role=".
 _ELEMENT = re.compile(
-    r"^<(?:fact|message (?P<newer>role=.)?(?P<role>user|assistant|tool))\b(?P<attributes>[^>]*)>"
+    r"^<(?:fact|message (?P<newer>role=.)?(?P<role>user|assistant|tool))\b[^>]*>"
     r"(?P<text>.*?)(?=</(?:message|fact)>$|\n<(?:message|/earlier_messages)\b)",
     re.MULTILINE | re.DOTALL,
 )
-_CALL_ID = re.compile(r'tool_call_id="([^"]*)"')
-_CALL = re.compile(r"^\[tool call ?([^\]]*)\] ([\w.-]+)\((\{.*\})\)$", re.MULTILINE)
+_CALL = re.compile(r"^\[tool call ?[^\]]*\] (.*)$", re.MULTILINE)
 _KNOWN_FACT = re.compile(r"^(\d+)\. (.*)$", re.MULTILINE)
 _NUMBERED_MESSAGE = re.compile(r"^(\d+)\. user: (.*)$", re.MULTILINE)
-_SUMMARY_SO_FAR = re.compile(r"<summary_so_far>\n(.*?)\n</summary_so_far>", re.DOTALL)
 
 
 class _Topic(NamedTuple):
@@ -71,28 +62,18 @@ _TOPICS = [_Topic(**fields) for fields in json.loads(_TOPICS_FILE.read_bytes())]
 
 
 class _Entry(NamedTuple):
-    """A message or a fact of the prompt; ``call_id`` is the call that a tool's message answers."""
+    """A message or a fact of the prompt."""
 
     role: str
     text: str
-    call_id: str = ""
 
 
 class _Prompt(NamedTuple):
-    """The last question, the entries ``before`` it, the entries of the ``turn`` that it begins, and the tools."""
+    """The last question, the entries ``before`` it, and the names of the tools."""
 
     question: str
     before: Sequence[_Entry]
-    turn: Sequence[_Entry]
     tools: Collection[str]
-
-
-class _Call(NamedTuple):
-    """A tool call with its result."""
-
-    name: str
-    arguments: dict[str, Any]
-    result: str
 
 
 class _Statement(NamedTuple):
@@ -105,66 +86,38 @@ class _Statement(NamedTuple):
 def reply(
     messages: Iterable[ChatMessage], tool_names: Collection[str] = ()
 ) -> ChatMessage:
-    """Return the answer of the first rule that fits, a text or a tool call.
+    """Return the answer of the first rule that fits, a text or a call of ``report_facts`` where that is offered.
 
     The past is read from the messages, and from the record and the facts within
-    ``<memory>``; the question follows ``</memory>``. A tool that the question names is
-    called with two numbers, ``a`` and ``b``; ``report_facts`` is called where it is
-    offered.
+    ``<memory>``; the question follows ``</memory>``.
 
-    >>> reply([ChatMessage("Add 12 and 30.")], ["add"]).blocks[0].tool_kwargs
-    {'a': 12, 'b': 30}
     >>> reply([ChatMessage("My name is Logan.")]).content
     'Noted: your name is Logan.'
     """
     entries: list[_Entry] = []
-    question = ""
-    start = 0
+    last = 0
     for message in messages:
-        entries += _entries(message)
+        memory, _, text = body_of(message).rpartition("</memory>")
+        entries += _elements(memory)
+        entries.append(_Entry(message.role.value, text.strip()))
         if message.role == "user":
-            start = len(entries) - 1
-            question = entries[start].text
-    prompt = _Prompt(question, entries[:start], entries[start:], tool_names)
+            last = len(entries) - 1
+    prompt = _Prompt(entries[last].text, entries[:last], tool_names)
     answer = next(filter(None, (rule(prompt) for rule in _RULES)))
     if isinstance(answer, str):
         return ChatMessage(answer, role="assistant")
     return ChatMessage(role="assistant", blocks=[answer])
 
 
-def _entries(message: ChatMessage) -> list[_Entry]:
-    """Return the entries of the memory in a message, and then the message with its calls in the record's form."""
-    memory, _, text = body_of(message).rpartition("</memory>")
-    call_id = message.additional_kwargs.get("tool_call_id") or ""
-    return [*_elements(memory), _Entry(message.role.value, text.strip(), call_id)]
-
-
 def _elements(text: str) -> list[_Entry]:
-    """Return the messages and facts of a memory or a transcript; recalled messages, which are older, come first."""
+    """Return the messages and facts of a memory; recalled messages, which are older, come first."""
     matches = list(_ELEMENT.finditer(text))
     matches.sort(key=lambda match: not match["role"] or bool(match["newer"]))
-    entries = []
-    for match in matches:
-        call_id = "".join(_CALL_ID.findall(match["attributes"]))
-        entries.append(_Entry(match["role"] or "fact", match["text"].strip(), call_id))
-    return entries
+    return [_Entry(match["role"] or "fact", match["text"].strip()) for match in matches]
 
 
 def _texts_of(role: str, entries: Iterable[_Entry]) -> list[str]:
     return [entry.text for entry in entries if entry.role == role]
-
-
-def _calls(entries: Sequence[_Entry]) -> list[_Call]:
-    """Return the assistant's calls with their results; the text of another role may only look like a call."""
-    results = {entry.call_id: entry.text for entry in entries if entry.role == "tool"}
-    text = "\n".join(_texts_of("assistant", entries))
-    calls = []
-    for call_id, name, arguments in _CALL.findall(text):
-        result = results.get(call_id, "no result")
-        # The record may have cut the JSON.
-        with suppress(ValueError):
-            calls.append(_Call(name, json.loads(arguments), result))
-    return calls
 
 
 def _statements(beginning: str, text: str) -> list[_Statement]:
@@ -199,7 +152,9 @@ def _report_facts(prompt: _Prompt) -> ToolCallBlock | None:
                 }
                 of_topic.append(fact)
         facts += of_topic[-1:] if topic.single else of_topic
-    return _call("report_facts", {"facts": facts})
+    return ToolCallBlock(
+        tool_call_id="call_1", tool_name="report_facts", tool_kwargs={"facts": facts}
+    )
 
 
 def _contradicted(topic: _Topic, value: str, known_facts: str) -> int:
@@ -211,70 +166,25 @@ def _contradicted(topic: _Topic, value: str, known_facts: str) -> int:
     return 0
 
 
-def _call(tool: str, arguments: dict[str, Any]) -> ToolCallBlock:
-    return ToolCallBlock(tool_call_id="call_1", tool_name=tool, tool_kwargs=arguments)
-
-
-def _extract_facts(prompt: _Prompt) -> str:
-    """Return the facts of the messages, as LlamaIndex's ``FactExtractionMemoryBlock`` asks for them."""
-    if "<existing_facts>" not in prompt.question:
-        return ""
-    text = "\n".join(_texts_of("user", prompt.before))
-    facts = []
-    for topic in _TOPICS:
-        statements = _statements(topic.statement, text)
-        facts += [f"<fact>{topic.fact} {said.value}</fact>" for said in statements]
-    return f"<facts>{''.join(facts)}</facts>"
-
-
-def _summarize(prompt: _Prompt) -> str:
-    """Return the summary so far, and the first sentence of each message in the request."""
-    summary_so_far = _SUMMARY_SO_FAR.search(prompt.question)
-    if summary_so_far is None:
-        return ""
-    lines = [summary_so_far[1].replace("(none)", "")]
-    for entry in _elements(prompt.question):
-        if entry.role in {"user", "assistant"} and not _calls([entry]):
-            sentence = _SENTENCE_END.split(entry.text)[0].strip()
-            lines.append(f"The {entry.role}: {sentence}")
-    return "\n".join(filter(None, lines))
-
-
 def _tell_calls(prompt: _Prompt) -> str:
-    """Describe the calls of the last turn whose question has the numbers of this question."""
+    """Tell the calls and results of the last turn whose question has the numbers of this question."""
     if "how did you" not in prompt.question.casefold():
         return ""
     numbers = set(_NUMBER.findall(prompt.question))
-    turn: list[_Entry] = []
-    matching_turn = None
+    answer = NOT_SEEN
+    is_matching = False
+    steps: list[str] = []
     for entry in prompt.before:
         if entry.role == "user":
-            turn = []
-            if numbers <= set(_NUMBER.findall(entry.text)):
-                matching_turn = turn
-        turn.append(entry)
-    if matching_turn is None:
-        return NOT_SEEN
-    descriptions = []
-    for call in _calls(matching_turn):
-        items = call.arguments.items()
-        arguments = ", ".join(f"{name}={value}" for name, value in items)
-        descriptions.append(f"{call.name} with {arguments} and got {call.result}")
-    if not descriptions:
-        return NO_CALL
-    return f"I called {', then '.join(descriptions)}."
-
-
-def _call_tool(prompt: _Prompt) -> str | ToolCallBlock:
-    """Call a tool that the question names, with two numbers in it; then tell the result."""
-    for call in _calls(prompt.turn):
-        return f"The result is {call.result}."
-    numbers = list(map(json.loads, _NUMBER.findall(prompt.question)))
-    words = prompt.question.casefold().split()
-    for tool in prompt.tools:
-        if tool in words and len(numbers) == len(_PARAMETERS):
-            return _call(tool, dict(zip(_PARAMETERS, numbers, strict=True)))
-    return ""
+            is_matching = numbers <= set(_NUMBER.findall(entry.text))
+            steps = []
+        elif entry.role == "assistant":
+            steps += [f"called {call}" for call in _CALL.findall(entry.text)]
+        elif entry.role == "tool":
+            steps.append(f"got {entry.text}")
+        if is_matching:
+            answer = f"I {', '.join(steps)}." if steps else NO_CALL
+    return answer
 
 
 def _answer_question(prompt: _Prompt) -> str:
@@ -306,10 +216,7 @@ def _values(topic: _Topic, prompt: _Prompt) -> list[str]:
 # The first rule with an answer counts.
 _RULES = (
     _report_facts,
-    _extract_facts,
-    _summarize,
     _tell_calls,
-    _call_tool,
     _answer_question,
     _note,
 )
@@ -319,8 +226,8 @@ class OfflineModel(MockFunctionCallingLLM):
     """A LlamaIndex model for a first try that answers by rules, without a network, a key or a state between calls.
 
     The rules answer questions about a few topics, such as names, places, allergies,
-    likes and work, and about earlier tool calls. They call a tool that the user names
-    with two numbers, report facts and write summaries. A stream has one part.
+    likes and work, and about earlier tool calls. They report facts. They call no other
+    tools, and a stream has one part.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -334,12 +241,6 @@ class OfflineModel(MockFunctionCallingLLM):
             is_chat_model=True,
             is_function_calling_model=True,
         )
-
-    def complete(self, prompt: str, *_: object, **__: object) -> CompletionResponse:
-        return CompletionResponse(text=reply([ChatMessage(prompt)]).content or "")
-
-    async def acomplete(self, *args: Any, **kwargs: Any) -> CompletionResponse:
-        return self.complete(*args, **kwargs)
 
 
 def _respond(

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 # The results of this tool repeat the log. They are not indexed.
 SEARCH_TOOL = "search_memory"
-# The two turns before a question find messages, too. Each weighs half of its weight for
-# facts, because these turns mostly stand in the record themselves.
+# The question and the two turns before it find messages. A turn weighs half of what it
+# weighs for facts, because the record mostly shows these turns.
 CONTEXT_TURNS = 3
 _EARLIER_WEIGHT = 0.1
 # The weights of the words of the messages before and after a message, at distance 1, 2
@@ -58,8 +58,8 @@ _ANSWER_SHARE = 0.15
 # "you" the assistant's.
 _SPEAKER_FACTOR = 1.6
 _QUESTION_MARKS = ("?", "\uff1f", "\u061f")
-# Beyond the limit, only messages with this share of the best similarity may have room
-# that the record leaves free.
+# A message with this share of the best similarity may also use the tokens between the
+# limit and the most tokens of a budget.
 WORTH_MORE = 0.15
 # The order in which messages get room: `similarity / max(tokens, 100) ** 0.4`. So a
 # long reply comes behind several short messages that fit as well.
@@ -75,6 +75,7 @@ _AGE_SHARE = 0.3
 # No log has this epoch, so a broken index is made anew.
 _BROKEN = -1
 _INDEXED_CHARACTERS = 20_000
+# A question about the record keeps at least this share of its budget.
 _LEAST_SHARE = 0.25
 
 
@@ -97,13 +98,15 @@ class RecallBudget(NamedTuple):
     """The tokens for recalled messages.
 
     Attributes:
-        limit: The tokens for all messages.
-        most: The tokens for messages that are ``WORTH_MORE``.
-        current_power: For a text about the record, both are multiplied by ``(best
-            similarity of older messages / best of all) ** current_power``, at least
-            0.25.
-        record_share: The share of its tokens that a message of the record takes.
-        asking_share: The share of both for the messages that are shown.
+        limit: The tokens that any message may use.
+        most: The tokens that a message with a share of ``WORTH_MORE`` of the best
+            similarity may use; at least ``limit``.
+        current_power: ``limit`` and ``most`` are multiplied by ``(best similarity of
+            older messages / best similarity of all) ** current_power``, at least 0.25.
+        record_share: The share of its tokens that a matching message of the record uses
+            up.
+        asking_share: The share of ``limit`` and ``most`` for the recalled messages. The
+            messages in the rest only get heat.
     """
 
     limit: int
@@ -117,12 +120,12 @@ class Fitting(NamedTuple):
     """The messages that fit the budget of a question.
 
     Attributes:
-        shown: The messages that the text recalls.
-        heat: The similarity of each message of a single row that fits as a whole, by its
-            row; also of messages that only a text without statements would recall.
+        messages: The messages to recall, within the asking share of the budget.
+        heat: The similarities of the messages within the whole budget, by their rows.
+            Messages of several rows, and messages that must be clipped, are left out.
     """
 
-    shown: list[RankedMessage]
+    messages: list[RankedMessage]
     heat: dict[int, float]
 
 
@@ -150,8 +153,8 @@ class _Matches(NamedTuple):
         )
 
 
-class _Unit(NamedTuple):
-    """A message, or a call with its results: the rows, and the words and the tokens of each row."""
+class _RowGroup(NamedTuple):
+    """The rows of a message, or of a call with its results, and the words and the tokens of each row."""
 
     rows: list[LogRow]
     words: list[str]
@@ -216,8 +219,9 @@ class MessageIndex:
         # The ids of the messages in the ranker.
         self._ids: list[str] = []
         # The last message, whose results may still come; [] before the first.
-        self._units: list[_Unit] = []
-        self._is_echo = False
+        self._groups: list[_RowGroup] = []
+        # Whether the last call is of ``SEARCH_TOOL``, so that its results are left out.
+        self._is_search_call = False
         self._lock = thread_lock()
 
     def __len__(self) -> int:
@@ -237,83 +241,85 @@ class MessageIndex:
         """Mark the index as broken."""
         self.epoch = _BROKEN
 
-    def take(self, rows: Iterable[LogRow]) -> None:
+    def add(self, rows: Iterable[LogRow]) -> None:
         """Index rows, oldest first; skip rows that are indexed."""
         with self._lock:
             new = [row for row in rows if row.id > self.newest]
             if not new:
                 return
-            indexed = [*self._units]
+            indexed = [*self._groups]
             for row in new:
-                self._add_to_units(row)
-            if self._units[:1] == indexed:
-                self._index_units(self._units[len(indexed) :])
+                self._add_to_groups(row)
+            if self._groups[:1] == indexed:
+                self._index_groups(self._groups[len(indexed) :])
             else:
-                self._index_units(self._units)
+                self._index_groups(self._groups)
             self.newest = new[-1].id
-            del self._units[:-1]
+            del self._groups[:-1]
 
     @contextmanager
     def extended(self, rows: Iterable[LogRow]) -> Iterator[None]:
-        """Index rows behind all others until the context ends."""
+        """Index further rows, and remove them when the context ends."""
         with self._lock:
-            before = (self.newest, self.turns, self._is_echo, self._offset)
-            units = [*self._units]
-            self.take(rows)
+            before = (self.newest, self.turns, self._is_search_call, self._offset)
+            groups = [*self._groups]
+            self.add(rows)
         try:
             yield
         finally:
             with self._lock:
-                self.newest, self.turns, self._is_echo, self._offset = before
-                self._units = units
+                self.newest, self.turns, self._is_search_call, self._offset = before
+                self._groups = groups
                 self.ranker.remove(self._remove_messages(self.newest + 1))
-                self._index_units(self._units)
+                self._index_groups(self._groups)
 
-    def _add_to_units(self, row: LogRow) -> None:
+    def _add_to_groups(self, row: LogRow) -> None:
         message = row.message
         speech = spoken(message)
         if speech:
             self.turns = turns_in([message], self.turns)[1 - CONTEXT_TURNS :]
         words = (speech or body_of(message))[:_INDEXED_CHARACTERS]
         if row.is_result:
-            if self._units and not self._is_echo:
-                unit = self._units[-1]
+            if self._groups and not self._is_search_call:
+                group = self._groups[-1]
                 # A new object, because ``extended`` may return to the earlier one.
-                self._units[-1] = _Unit(
-                    [*unit.rows, row],
-                    [*unit.words, words],
-                    [*unit.tokens, self._count(row)],
+                self._groups[-1] = _RowGroup(
+                    [*group.rows, row],
+                    [*group.words, words],
+                    [*group.tokens, self._count(row)],
                 )
             return
-        self._is_echo = {call.name for call in calls_of(message)} == {SEARCH_TOOL}
-        if self._is_echo or row.role in INSTRUCTION_ROLES:
+        self._is_search_call = {call.name for call in calls_of(message)} == {
+            SEARCH_TOOL
+        }
+        if self._is_search_call or row.role in INSTRUCTION_ROLES:
             return
         if words.strip():
-            self._units.append(_Unit([row], [words], [self._count(row)]))
+            self._groups.append(_RowGroup([row], [words], [self._count(row)]))
 
     def _count(self, row: LogRow) -> int:
         return tokens_of(entries_of([row], self._counter, self._tags, brief=True))
 
-    def _index_units(self, units: Sequence[_Unit]) -> None:
-        """Index the last units. The last message is indexed again when its results follow."""
-        if not units:
+    def _index_groups(self, groups: Sequence[_RowGroup]) -> None:
+        """Index groups in place of the messages from their first row on: a call is indexed again with its results."""
+        if not groups:
             return
         # The ranker keeps the embedding of a message that is indexed again.
-        removed_ids = self._remove_messages(units[0].rows[0].id)
+        removed_ids = self._remove_messages(groups[0].rows[0].id)
         times = times_of(
-            [unit.rows[0] for unit in units], self._time_zone, self._offset
+            [group.rows[0] for group in groups], self._time_zone, self._offset
         )
         if times[-1]:
             self._offset = times[-1].tzinfo
         documents: list[tfidf.Document] = []
-        for unit, day in zip(units, map(day_of, times), strict=True):
-            tokens = sum(unit.tokens)
+        for group, day in zip(groups, map(day_of, times), strict=True):
+            tokens = sum(group.tokens)
             if not tokens:
                 continue
-            first = unit.rows[0]
-            text = "\n".join(unit.words)
+            first = group.rows[0]
+            text = "\n".join(group.words)
             self._messages.append(
-                IndexedMessage(tuple(row.id for row in unit.rows), day)
+                IndexedMessage(tuple(row.id for row in group.rows), day)
             )
             self._tokens.append(tokens)
             self._questions.append(text.rstrip().endswith(_QUESTION_MARKS))
@@ -332,7 +338,7 @@ class MessageIndex:
         self.ranker.add(documents)
 
     def _remove_messages(self, first_row: int) -> set[str]:
-        """Remove the messages from a row on, and return their ids, which stay in the ranker."""
+        """Remove the messages from a row on, but not from the ranker; return their ids."""
         removed_ids = set()
         while self._messages and self._messages[-1].row_ids[0] >= first_row:
             removed_ids.add(self._ids[-1])
@@ -393,23 +399,22 @@ class MessageIndex:
         self,
         question: str,
         context: Sequence[str],
-        before: float,
+        record_row: int,
         budget: RecallBudget,
         message_limit: int,
     ) -> Fitting:
-        """Return the messages as ``ranked`` that fit, clipped to ``message_limit``, under headings of their days.
-
-        ``context`` is the text of each turn before the question, oldest first.
+        """Return the messages that match a question and fit a budget, with the headings of their days.
 
         The messages with the highest ``similarity / max(tokens, 100) ** 0.4`` come
-        first. Messages from the row ``before`` on are in the record, and take a part of
-        the budget.
+        first. Each counts at most ``message_limit`` tokens. Messages from ``record_row``
+        on are in the record: they are not recalled, but use up a part of the budget.
+        ``context`` is the text of each turn before the question, oldest first.
         """
         matches = self._matches(question, context)
-        shown_from = bisect_left(
-            matches.messages, before, key=lambda message: message.row_ids[-1]
+        record_start = bisect_left(
+            matches.messages, record_row, key=lambda message: message.row_ids[-1]
         )
-        best = matches.similarity[:shown_from].max(initial=0.0)
+        best = matches.similarity[:record_start].max(initial=0.0)
         if not best:
             return Fitting([], {})
         ratio = float(best / matches.similarity.max())
@@ -419,7 +424,7 @@ class MessageIndex:
         length = np.maximum(tokens, SHORT_TOKENS) ** _LENGTH_POWER
         worth = matches.similarity[matches.order] / length
         fewest_tokens = tokens.min(initial=message_limit)
-        shown: list[RankedMessage] = []
+        recalled: list[RankedMessage] = []
         heat: dict[int, float] = {}
         days: set[str] = set()
         used = 0.0
@@ -436,7 +441,7 @@ class MessageIndex:
         ):
             if used + fewest_tokens > share * budget.most:
                 break
-            if place >= shown_from:
+            if place >= record_start:
                 used += budget.record_share * min(message_tokens, SHORT_TOKENS)
                 continue
             day = matches.messages[place].day
@@ -449,13 +454,13 @@ class MessageIndex:
             days.add(day)
             ranked = matches.ranked(place)
             if used <= budget.asking_share * room:
-                shown.append(ranked)
+                recalled.append(ranked)
             if ranked.tokens <= message_limit and len(ranked.message.row_ids) == 1:
                 heat[ranked.message.row_ids[0]] = ranked.similarity
-        return Fitting(shown, heat)
+        return Fitting(recalled, heat)
 
     def clip_for(self, question: str) -> Callable[[str, int], str]:
-        """Return a function that clips a text to the sentences with the words of a question."""
+        """Return a function that clips a text to the sentences with words of a question."""
         terms = partial(terms_in, codes=languages_of(question, self._languages))
         wanted = set(terms(question))
         return partial(excerpt, counter=self._counter, wanted=wanted, terms=terms)
@@ -467,10 +472,10 @@ class MessageIndex:
         limit: int,
         clip: Callable[[str, int], str],
     ) -> list[Entry]:
-        """Return the rows of one message as they are recalled; [] if there is no room for a word of each.
+        """Return the entries of the rows of one message; [] if a row would be left without a word.
 
-        The whole message has ``tokens`` tokens. ``clip`` shortens a message of more
-        than ``limit`` tokens.
+        The message has ``tokens`` tokens. ``clip`` shortens a message of more than
+        ``limit`` tokens.
         """
         if len(rows) == 1 and tokens <= limit:
             (row,) = rows
@@ -494,9 +499,9 @@ class MessageIndex:
 def favour_answers(
     questions: NDArray[np.bool_], similarity: tfidf.Values
 ) -> tfidf.Values:
-    """Return the similarities, lower for messages that end as a question and higher for those behind them.
+    """Return the similarities, lower for questions and higher for the message behind each question.
 
-    ``questions`` tells of each message whether it does.
+    ``questions``: for each message, whether it ends with a question mark.
     """
     favoured = np.where(questions, _QUESTION_SHARE * similarity, similarity)
     favoured[1:] += _ANSWER_SHARE * np.where(questions, similarity, 0.0)[:-1]
@@ -508,7 +513,7 @@ def favour_speaker(
 ) -> tfidf.Values:
     """Return the similarities, higher for the messages of the ``speaker``; "" favours no message.
 
-    ``of_user`` tells of each message whether the user said it.
+    ``of_user``: for each message, whether the user said it.
     """
     if not speaker:
         return similarity

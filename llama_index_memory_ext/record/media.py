@@ -47,9 +47,9 @@ async def newest_media(
     """Return the newest media of the last turns of the record, each behind a line that names its message.
 
     Media without an answer of the assistant are left out: a provider may have
-    refused them, and would again. So are all media if the newest turn before the
-    question has no answer. ``roles``: of the messages behind the record, with the
-    question.
+    refused them, and would again. If the newest turn before the question has no
+    answer, all media are left out. ``roles``: the roles of the messages behind the
+    record, with the question.
     """
     content: list[ContentBlock] = []
     window = reader.window(session_id)
@@ -74,7 +74,7 @@ async def newest_media(
 async def _read_media(
     reader: RecordReader, session_id: str, row_id: int, epoch: int
 ) -> list[ContentBlock]:
-    rows = await reader.store.readers.rows_in(session_id, [row_id], epoch)
+    rows = await reader.store.readers.rows_in_epoch(session_id, [row_id], epoch)
     if not rows:
         return []
     # Megabytes are decoded, for which the event loop must not be blocked.

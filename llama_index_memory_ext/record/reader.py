@@ -92,7 +92,7 @@ class RecordReader:
         return window
 
     def _keep(self, session_id: str, window: Window) -> None:
-        """Let all equal readers go on from this window, unless a later one was kept meanwhile."""
+        """Keep the window for all equal readers, unless a later window was kept meanwhile."""
         last = self.window(session_id)
         if last and window.is_before(last):
             return
@@ -107,7 +107,7 @@ class RecordReader:
         ``matches``: the recalled messages; some of them may be sticky.
         """
         cache = self.store.cache
-        # The last two rows behind which a newest block has ended.
+        # Where the newest block of the last two records ended.
         earlier_ends = cache.get(session_id, ("block ends", self)) or ()
         rows = block_ends(window.entries, self.room)
         ends = sorted({*earlier_ends, *rows[-1:]})
@@ -138,7 +138,7 @@ class RecordReader:
         return window.tokens + self.counter.count(headings)
 
     def today(self, window: Window) -> str:
-        """Return the line of today below messages whose last is of another day; "" for none."""
+        """Return the line of today; "" if the newest message is of today."""
         today = day_of(now_in(self.time_zone or window.offset))
         if self.show_days and window.entries and window.entries[-1].day != today:
             return TODAY_HEADING.format(today)
@@ -185,9 +185,9 @@ class RecordReader:
         return after
 
     async def with_short_results(self, session_id: str, window: Window) -> Window:
-        """Return the window before a cut, with the results of tools before the last turns in a line each.
+        """Return the window with a line for each tool result before the last ``keep_tool_results`` turns.
 
-        The window is read anew, as every other process reads it after the cut.
+        It is read anew before a cut, as every other process reads it after the cut.
         """
         turns = [
             entry.row_id
@@ -208,7 +208,7 @@ class RecordReader:
     def heat_up(
         self, session_id: str, window: Window, similarities: Mapping[int, float]
     ) -> None:
-        """Add the similarities of recalled messages, by their rows, to their heat."""
+        """Add the similarities of messages to their heat, by row."""
         if not self.sticky_limit:
             return
         heat = self._heat(session_id, window)
@@ -224,7 +224,7 @@ class RecordReader:
         chosen: list[Entry] = []
         counter = self.counter
         if heat and self.sticky_limit and not window.summary:
-            rows = await self.store.readers.rows_in(
+            rows = await self.store.readers.rows_in_epoch(
                 session_id, list(heat), window.seen.epoch
             )
             # Without rows, a message was deleted: then the window is read again.
@@ -257,8 +257,9 @@ class RecordReader:
     ) -> Window:
         """Return the window of the log behind the cursor, which this or another process may have moved.
 
-        A ``snapshot`` of the session spares a query. With ``results_from`` the window
-        is read anew and not remembered, as after a cut that has stored this row.
+        A ``snapshot`` of the session spares a query. With ``results_from``, the results
+        of tools before this row are a line each, and the window is read anew and not
+        kept.
         """
         remembered = None
         if results_from is None:
@@ -300,7 +301,11 @@ class RecordReader:
         return replace(window, entries=entries, seen=seen, offset=offset)
 
     async def move(self, session_id: str, window: Window, position: int) -> bool:
-        """Move the cursor, and store the summary of the window; return False as ``Readers.move``."""
+        """Move the cursor, and store the summary of the window.
+
+        False if another process has moved the cursor, rows were deleted meanwhile, or
+        the database is busy.
+        """
         state: dict[str, Any] = {
             "summary": window.summary,
             "summarised": window.summarised,

@@ -64,17 +64,18 @@ LONGEST_MESSAGE_TOKENS = 500
 # The share of the limit for one recalled message. Where it is less, a short message is
 # shown whole: with 600 tokens, that finds 41 points more on LoCoMo 2 and 4.
 _MESSAGE_SHARE = 0.25
-# The share for all messages that a question recalls, if the record leaves it free.
-_ASKED_SHARE = 1.4
-# A text that matches the record more than all older messages recalls less, by this
-# power of the ratio, but at least this share. Requests keep all.
+# A question may recall this multiple of the limit, if the record leaves the tokens free.
+_QUESTION_FACTOR = 1.4
+# A question or a statement about the record recalls less: its budget is multiplied by
+# ``(best similarity of older messages / best similarity of all) ** 4``. A request keeps
+# its budget.
 _CURRENT_POWER = 4
-# A message of the record that matches takes this share of its tokens, of 100 at most:
-# so a question about the current talk recalls less.
+# A matching message of the record uses up this share of its tokens, of at most 100. So
+# a question about the record recalls less.
 _IN_RECORD_SHARE = 0.6
-# The share for a text that only tells something, without an embedding model.
-_TOLD_SHARE = 0.25
-# The weight of the words of such a text with an embedding model.
+# The share of the limit for a statement, without an embedding model.
+_STATEMENT_SHARE = 0.25
+# The weight of the words of a statement, with an embedding model.
 _STATEMENT_WEIGHT = 0.25
 _INDEXED_ROWS = 500
 # A new process answers from so many rows until it has indexed the older ones.
@@ -121,8 +122,8 @@ class RecalledMessages(NamedTuple):
 
     Attributes:
         section: The messages as the record shows them, without sticky messages.
-        matches: All messages.
-        is_cached: Whether they are those of the request before.
+        matches: The messages, sticky messages included.
+        is_cached: Whether they were kept from the last request, which was the same.
     """
 
     section: Section = NO_PARTS
@@ -131,11 +132,11 @@ class RecalledMessages(NamedTuple):
 
 
 class _Request(NamedTuple):
-    """A question, the state of the index and the room in the record: they decide which messages are recalled."""
+    """All that decides which messages are recalled. ``record_row`` is the first row of the record."""
 
     question: str
     context: tuple[str, ...]
-    before: int
+    record_row: int
     budget: RecallBudget
     epoch: int
     newest: int
@@ -164,7 +165,7 @@ class MessageSearch:
 
     @property
     def _settings(self) -> tuple[object, ...]:
-        # The index holds the model, so that no other model has this identity.
+        # The index refers to the model, so that Python does not reuse this id.
         return (self.reader, id(self.embed_model))
 
     def index(self, session_id: str) -> MessageIndex | None:
@@ -221,18 +222,18 @@ class MessageSearch:
         window: Window,
         snapshot: Snapshot | None = None,
     ) -> RecalledMessages:
-        """Return the messages before the window that match the current question, "" for none.
+        """Return the messages before the window that match the current question; empty for none.
 
-        They have the tokens of ``recall_budget``. After a restart, a long log is indexed in the
-        background, and a question finds the messages that are indexed. A ``snapshot``
-        of the session spares a query.
+        They fit the budget of ``recall_budget``. After a restart, a long log is indexed
+        in the background, and a question finds the messages that are indexed so far. A
+        ``snapshot`` of the session spares a query.
         """
         counter = self.reader.counter
         tags = counter.count("".join(TAGS["recalled"]))
         limit = self.reader.recall_limit - tags
         if limit <= 0:
             return RecalledMessages()
-        await self._take_snapshot(session_id, snapshot)
+        await self._add_snapshot(session_id, snapshot)
         index = await self._current_index(session_id, window.seen)
         if index is None:
             return RecalledMessages()
@@ -268,28 +269,28 @@ class MessageSearch:
             fitting = index.fitting(
                 question,
                 request.context,
-                request.before,
+                request.record_row,
                 request.budget,
                 message_limit,
             )
             heat.update(fitting.heat)
-            return sorted(fitting.shown)
+            return sorted(fitting.messages)
 
-        messages_shown = await self._show(
+        shown_messages = await self._show(
             session_id, index, question, choose, message_limit
         )
-        if messages_shown is None:
+        if shown_messages is None:
             # Rows were deleted after the record was read.
             return RecalledMessages()
         self.reader.heat_up(session_id, window, heat)
-        recalled = recalled_messages(messages_shown, window.sticky_heat, counter)
+        recalled = recalled_messages(shown_messages, window.sticky_heat, counter)
         # Vectors may come later, and a failed index is made anew.
         if index.embeddings is None and index.epoch == window.seen.epoch:
             self.reader.store.cache.put(session_id, key, _Recalled(request, recalled))
         return recalled
 
-    async def _take_snapshot(self, session_id: str, snapshot: Snapshot | None) -> None:
-        """Index the new rows of a snapshot if it has all rows behind a complete index; nothing without a snapshot."""
+    async def _add_snapshot(self, session_id: str, snapshot: Snapshot | None) -> None:
+        """Index the new rows of a snapshot, if no row is missing between the index and the snapshot."""
         index = self.index(session_id)
         if snapshot is None or index is None or index.is_partial:
             return
@@ -298,13 +299,13 @@ class MessageSearch:
             with tfidf.suppress_failures(
                 self.failures, "Earlier messages were not indexed", index.drop
             ):
-                await self._take(index, rows)
+                await self._add_rows(index, rows)
             self._keep(session_id, index)
 
     async def _current_index(
         self, session_id: str, seen: ReadPosition
     ) -> MessageIndex | None:
-        """Return the index of the log, up to the last row of the record if time allows; None if it is void."""
+        """Return the index, up to the last row of the record if time allows; None without an index of this epoch."""
         index = self.index(session_id)
         if index is None or index.epoch != seen.epoch or index.newest < seen.last_id:
             key = JobKey(session_id, self.reader.name)
@@ -321,10 +322,10 @@ class MessageSearch:
     async def search(
         self, session_id: str, question: str, *, most: int, message_limit: int
     ) -> list[FoundMessage]:
-        """Return the messages most similar to a question, best first, of the log and of answered active turns.
+        """Return the messages that are most similar to a question, best first.
 
-        The search waits until all of them are indexed. It shows ``message_limit``
-        tokens of a message, at most 500.
+        Messages of the log and of answered active turns are searched, when all of them
+        are indexed. A message has at most ``message_limit`` tokens, and at most 500.
         """
         index = await self._index_log(session_id)
         page = await self.reader.store.readers.unread(
@@ -332,7 +333,7 @@ class MessageSearch:
         )
         messages = None
         if page.epoch == index.epoch:
-            await asyncio.to_thread(index.take, answered_rows(page.rows))
+            await asyncio.to_thread(index.add, answered_rows(page.rows))
             await self._prepare(session_id, index, [question])
             messages = await self._show(
                 session_id,
@@ -383,10 +384,10 @@ class MessageSearch:
             )
             index = self._make_index(session_id, page.epoch)
             index.is_partial = page.more
-            # A question that waits no longer finds the messages so far.
+            # A question whose time is over finds the messages that are indexed so far.
             self._keep(session_id, index)
             for start in range(0, len(page.rows), _INDEXED_ROWS):
-                await self._take(index, page.rows[start : start + _INDEXED_ROWS])
+                await self._add_rows(index, page.rows[start : start + _INDEXED_ROWS])
         if index.is_partial:
             await self._extend(session_id, index)
             key = JobKey(session_id, self.reader.name)
@@ -419,12 +420,12 @@ class MessageSearch:
             if page.epoch != index.epoch:
                 return False
             if page.rows:
-                await self._take(index, page.rows)
+                await self._add_rows(index, page.rows)
             if len(page.rows) < _INDEXED_ROWS:
                 return True
 
-    async def _take(self, index: MessageIndex, rows: Sequence[LogRow]) -> None:
-        await asyncio.to_thread(index.take, rows)
+    async def _add_rows(self, index: MessageIndex, rows: Sequence[LogRow]) -> None:
+        await asyncio.to_thread(index.add, rows)
         if index.embeddings is not None:
             await index.embeddings.load()
 
@@ -471,28 +472,32 @@ def recall_budget(
     recall_when: RecallWhen,
     by_meaning: bool,
 ) -> RecallBudget:
-    """Return the budget of recall for a text of the user, of a ``limit`` and ``free`` tokens of the record.
+    """Return the budget of recall for a text of the user.
 
-    A question may have four tenths more where they are free. Unless ``recall_when`` is
-    "always", messages of the record count, and if words alone find messages, a text has
-    the share of its sentences that ask for something, at least a quarter.
+    A question gets 1.4 times the ``limit``, if the record leaves so many tokens
+    ``free``. With ``recall_when="always"`` nothing lowers the budget. Otherwise matching
+    messages of the record use up a part of it. Without an embedding model
+    (``by_meaning``) the share of sentences that ask for something, at least a quarter,
+    lowers it, too.
     """
     is_question = asks(question)
     most = limit
     if is_question:
-        most = max(limit, min(int(limit * _ASKED_SHARE), free))
+        most = max(limit, min(int(limit * _QUESTION_FACTOR), free))
     if recall_when == "always":
         return RecallBudget(limit, most)
     share = 1.0
     if not by_meaning:
         share = asking_share(question)
     if not share:
-        limit = int(limit * _TOLD_SHARE)
+        limit = int(limit * _STATEMENT_SHARE)
         return RecallBudget(limit, limit, _CURRENT_POWER, _IN_RECORD_SHARE)
     power = 0
     if is_question:
         power = _CURRENT_POWER
-    return RecallBudget(limit, most, power, _IN_RECORD_SHARE, max(share, _TOLD_SHARE))
+    return RecallBudget(
+        limit, most, power, _IN_RECORD_SHARE, max(share, _STATEMENT_SHARE)
+    )
 
 
 def show_messages(
@@ -502,7 +507,7 @@ def show_messages(
     rows: Iterable[LogRow],
     limit: int,
 ) -> list[_ShownMessage]:
-    """Return the chosen messages with a part of ``limit`` tokens that has the words of the question."""
+    """Return the chosen messages; of a message above ``limit`` tokens, the sentences with words of the question."""
     clip = index.clip_for(question)
     rows_by_id = {row.id: row for row in rows}
     shown_messages = []
@@ -526,7 +531,7 @@ def show_messages(
 def recalled_messages(
     messages: Sequence[_ShownMessage], sticky: Container[int], counter: TokenCounter
 ) -> RecalledMessages:
-    """Return the messages, and their parts in the record without sticky messages."""
+    """Return the messages, and the section with those that are not sticky already."""
     parts = []
     for message, entries in messages:
         if message.row_ids[0] not in sticky:

@@ -30,10 +30,10 @@ class Heat(NamedTuple):
 def heat_at(
     place: tuple[int, int], last: Heat | None, stored: Mapping[int, float]
 ) -> Heat:
-    """Return the heat for the record at a place, by the last heat in this process and the stored heat.
+    """Return the heat for the record at a place, from the last heat in this process and the stored heat.
 
-    After a deletion only the stored heat counts, because other messages may have the
-    rows.
+    A cut halves the last heat. After a deletion only the stored heat counts, because
+    other messages may have the rows.
     """
     if last is None or last.place[0] != place[0]:
         return Heat(place, stored)

@@ -37,7 +37,7 @@ MIN_ROOM = 50
 def summary_element(
     summary: str, limit: int, counter: TokenCounter, tags: Iterable[str] = ()
 ) -> Section:
-    """Return the summary as the record shows it, in at most ``limit`` tokens; empty if it is empty or has no room."""
+    """Return the summary as the record shows it, within ``limit`` tokens; empty for no summary and for no room."""
     body = escape_tags(summary.strip(), tags)
     element, tokens = clipped_element(
         (_SUMMARY_OPENING, _SUMMARY_CLOSING), body, limit, counter, counter.clip

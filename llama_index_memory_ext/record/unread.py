@@ -46,7 +46,7 @@ def show_unread(
     """
     rows = [row for row in rows if spoken(row.message)]
     index = MessageIndex(0, counter, languages=languages, time_zone=zone)
-    index.take(rows)
+    index.add(rows)
     matching = [match.message.row_ids[0] for match in index.ranked(question)]
     newest_first = [row.id for row in reversed(rows)]
     best_first = list(dict.fromkeys([*matching, *newest_first]))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.text.tokens import TokenCounter
 
 
-# So many turns wait for a summary with as many messages as have room.
+# After so many slides without a new summary, the window is cut as without a summary.
 _MOST_SLIDES = 3
 # The tags of a message, and a few words of it.
 _LEAST_MESSAGE_TOKENS = 25
@@ -33,6 +33,7 @@ class Window:
     """The record of one session as this process remembers it, and the limits of its messages.
 
     Attributes:
+        seen: The position up to which the log was read.
         instructions: The first system or developer messages, if they stay.
         summary: The running summary of ``summarised`` messages.
         element: The summary as the record shows it.
@@ -41,7 +42,8 @@ class Window:
         sticky_heat: The heat of each of them by its row.
         entries: The messages, oldest first.
         has_overflow: Whether the log has rows behind the cursor that are not shown.
-        slides: How often the oldest messages had no room and wait for a summary.
+        slides: How often the window has dropped its oldest messages, which still wait
+            for a summary.
         results_from: The results of tools before this row are shown in a line.
         offset: The offset of the newest message.
     """
@@ -64,10 +66,10 @@ class Window:
     def extended_by(
         self, new: Sequence[Entry], *, with_days: bool = False
     ) -> tuple[Entry, ...]:
-        """Return the entries and new ones behind them, with the tokens of a heading where the day changes.
+        """Return the entries and the new entries, with the tokens of a heading where the day changes.
 
-        The first entry has none, because its day stands above the record. A result has
-        the day of its call.
+        The heading above the first entry is not counted here. A result has the day of
+        its call.
         """
         entries = list(self.entries)
         last_day = entries[-1].day if entries else ""
@@ -92,7 +94,7 @@ class Window:
 
     @property
     def last_left(self) -> int:
-        """The last row before the messages of the record; 0 if none has left it."""
+        """The newest row that has left the record; 0 for none."""
         if not self.has_left:
             return 0
         return self.entries[0].row_id - 1 if self.entries else self.seen.last_id
@@ -151,14 +153,14 @@ class Window:
         return fitting
 
     def is_filled_by(self, entries: Sequence[Entry]) -> bool:
-        """Return whether no older entry has room beside these. Their oldest group may be incomplete."""
+        """Return whether these entries fill the window. Their oldest group does not count: it may lack rows."""
         if not replace(self, entries=tuple(entries)).is_over:
             return False
         whole = entries[len(tool_call_groups(entries)[0]) :]
         return replace(self, entries=tuple(self.within_shares(whole))).is_over
 
     def within_limits(self, limits: Limits | None = None) -> Window:
-        """Return the window after a cut, if it exceeds these limits or, by default, its own."""
+        """Return the window within these limits or, by default, its limits: cut if it exceeds them."""
         first = plan_cut(
             self.entries, limits or self.limits, turn_starts=(MessageRole.USER,)
         )
@@ -186,17 +188,17 @@ class Window:
         return replace(self, entries=entries)
 
     def is_before(self, last: Window) -> bool:
-        """Return whether another reader has read further, or waited longer, in the same log."""
+        """Return whether the ``last`` window of the same log was read further, or as far with more slides."""
         if replace(self.seen, last_id=0) != replace(last.seen, last_id=0):
             return False
         here = (self.seen.last_id, self.slides)
         return here < (last.seen.last_id, last.slides)
 
     def until_summary(self) -> Window:
-        """Return the window within its limits, with as many entries as possible.
+        """Return the window within its limits, with as many entries as possible, while a summary is made.
 
-        After some turns without the summary of the messages that had no room, the window
-        is cut as without a summary. Then its beginning stays for many turns.
+        After three slides without a new summary, the window is cut down to
+        ``keep_ratio``. Then its beginning stays for many turns.
         """
         if self.slides >= _MOST_SLIDES:
             return self.within_limits()

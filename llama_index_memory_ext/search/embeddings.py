@@ -42,13 +42,13 @@ if TYPE_CHECKING:
 Vector: TypeAlias = NDArray[np.float32]
 logger = logging.getLogger(__name__)
 
-# The median of fewer texts tells nothing.
+# The median of fewer texts has no meaning.
 _FEWEST_TEXTS = 10
 _CALL_SECONDS = 120.0
 _CACHED_QUERIES = 1_000
-# Characters at each end of a long text. Models refuse texts beyond their limit, 8,192
-# tokens at most, or cut the end.
-_END = 2_000
+# The characters of a long text that are embedded at each end. Models refuse or cut a
+# text beyond their limit, which is at most 8,192 tokens.
+_END_CHARACTERS = 2_000
 
 
 def model_key(model: BaseEmbedding) -> str:
@@ -65,15 +65,16 @@ def _digest_of(text: str) -> str:
 
 
 def _ends_of(text: str) -> str:
-    if len(text) <= 2 * _END:
+    if len(text) <= 2 * _END_CHARACTERS:
         return text
-    return f"{text[:_END]}\n{text[-_END:]}"
+    return f"{text[:_END_CHARACTERS]}\n{text[-_END_CHARACTERS:]}"
 
 
 class VectorKeeper(Protocol):
     """Stores the vectors of documents for all processes.
 
-    Each document id has the digest of the embedded text, and the vector as bytes.
+    For each document id, it stores the digest of the embedded text and the vector as
+    bytes.
     """
 
     @property
@@ -129,8 +130,8 @@ class QueryVectors:
                 self.vectors.put(query, vector)
 
 
-# The key has the identity of the model. The value refers to the model, so that no other
-# model has this identity.
+# The key has the ``id`` of the model. The value refers to the model, so that Python does
+# not reuse this id for another model.
 _queries: WeakValueDictionary[tuple[int, float], QueryVectors] = WeakValueDictionary()
 
 
@@ -142,11 +143,12 @@ class EmbeddingRanker:
         lexical: The ranker by words; default: a new ``TfidfRanker``.
         keeper: Stores the vectors beyond the life of this object; None: no vector is
             stored.
-        wait_seconds: How long ``aprepare`` waits for queries, and for documents. Their
-            embedding continues in the background.
+        wait_seconds: How long ``aprepare`` waits for the embedding of queries, and then
+            of documents. The embedding continues in the background.
         retry_seconds: The pause after a failure of the model; it doubles with each
             further failure.
-        statement_weight: The weight of the words of a query that only tells something.
+        statement_weight: The weight of the similarity by words if the query is a
+            statement; the weight is 1 for any other query.
     """
 
     def __init__(
@@ -234,10 +236,10 @@ class EmbeddingRanker:
         }
 
     def closeness(self, query: str) -> Mapping[str, float]:
-        """Return how much nearer than the median each embedded document is to a query, 0..1, by id.
+        """Return how much nearer to a query than the median document each embedded document is, 0..1, by id.
 
-        {} if the query is not embedded, or for few documents. Models differ in the
-        cosine of two unrelated texts, so the cosine alone tells nothing.
+        {} if the query is not embedded, or for fewer than ten documents. The cosine of
+        unrelated texts differs between models, so the cosine alone has no meaning.
         """
         cosines = self._cosines(query)
         if len(cosines) < _FEWEST_TEXTS:
@@ -252,7 +254,7 @@ class EmbeddingRanker:
         }
 
     def _cosines(self, query: str) -> dict[str, float]:
-        """Return the cosine (0..1) of each embedded document with a query; {} if the query is not embedded."""
+        """Return the cosine of each embedded document with a query, scaled to 0..1; {} without a query vector."""
         vector = self._queries.vectors.get(query)
         with self._lock:
             if vector is None or vector.size != self._dimension or not self._vectors:
@@ -294,7 +296,7 @@ class EmbeddingRanker:
             and not await self._run(self._queries.embed(new), back_off)
         ):
             _pause(self._model, back_off, f"slower than {self._wait_seconds:g} s")
-        self._expect(self._queries.dimension)
+        self._use_dimension(self._queries.dimension)
         return not self._queries.new_among(new)
 
     async def load(self) -> None:
@@ -302,7 +304,7 @@ class EmbeddingRanker:
         missing = list(self._missing())
         if self._keeper is not None and missing:
             stored = await self._keeper.read(missing)
-            await asyncio.to_thread(self._take, stored)
+            await asyncio.to_thread(self._add_vectors, stored)
 
     async def embed_documents(self) -> None:
         """Embed the documents without a stored vector, and store each batch at once; raise errors of the model."""
@@ -337,8 +339,8 @@ class EmbeddingRanker:
                 if self._keeper is not None and not await self._keeper.write(stored):
                     # The documents were deleted, so their vectors go, too.
                     return
-                self._expect(vectors[0].size)
-                self._take(stored)
+                self._use_dimension(vectors[0].size)
+                self._add_vectors(stored)
 
     async def stop(self, names: Collection[str] | None = None) -> None:
         """Cancel the background tasks of this event loop; finished vectors stay.
@@ -373,7 +375,7 @@ class EmbeddingRanker:
                 if name not in self._vectors
             }
 
-    def _expect(self, dimension: int) -> None:
+    def _use_dimension(self, dimension: int) -> None:
         """Drop all vectors of another dimension; 0 stands for any dimension."""
         with self._lock:
             if dimension not in (0, self._dimension):
@@ -381,7 +383,7 @@ class EmbeddingRanker:
                 self._vectors = {}
                 self._matrix = None
 
-    def _take(self, stored: Mapping[str, tuple[str, bytes]]) -> None:
+    def _add_vectors(self, stored: Mapping[str, tuple[str, bytes]]) -> None:
         """Add stored vectors, if their text and their dimension are current."""
         with self._lock:
             for name, (digest, packed) in stored.items():

@@ -55,10 +55,10 @@ _MOST_SINGLE_REMOVALS = 64
 _MOST_GAPS = 64
 # The turns before a question are queries again with the next question.
 _CACHED_ANSWERS = 4
-# A question in a language that is new to the index waits until the words of so many
-# documents are stemmed; of more documents, they are stemmed before, and again when the
-# documents have grown by this factor.
-_MOST_UNPREPARED = 2_000
+# Up to so many documents, the first question in a language waits until their words are
+# stemmed. An index with more documents stems them in advance, and looks for new
+# languages when it has grown by this factor.
+_MOST_UNSTEMMED = 2_000
 _GROWTH = 1.25
 
 
@@ -68,8 +68,8 @@ class Document(NamedTuple):
     Attributes:
         id: The name of the document in the index.
         text: Its own words have the weight 1.
-        context: Other texts whose words find the document too, each with a weight in
-            0..1.
+        context: Further texts whose words also find the document, each with a weight
+            in 0..1.
         date: Further words, such as "Ann 8 May, 2023", with the weight 1.
         sequence: Documents with the same number that are added one after the other are
             neighbours.
@@ -130,7 +130,7 @@ def suppress_failures(
 
 
 class Posting:
-    """The rows with a term, in ascending order, and how often each row has it."""
+    """The rows with a term, in ascending order, and the weighted number of times that each row has it."""
 
     __slots__ = ("counts", "rows")
 
@@ -177,8 +177,8 @@ class _Places:
     def of(self, ids: Sequence[str]) -> NDArray[np.int64]:
         """Return the rows of documents, -1 for an unknown document.
 
-        If ``ids`` is a tuple, the rows of the ids that also begin the last tuple are
-        taken from the last lookup.
+        If ``ids`` is a tuple that begins as the last tuple did, the rows of this
+        beginning come from the last lookup.
         """
         size = len(self.ids)
         # Counted first: a thread may remove documents meanwhile.
@@ -214,7 +214,7 @@ class _Places:
 
 
 class Similarities(Mapping[str, float]):
-    """The similarities of documents by id. Documents with 0, or changed later, are left out."""
+    """The similarities of documents by id, without documents with 0 and documents that were changed later."""
 
     def __init__(self, places: _Places, values: Values) -> None:
         self._places = places
@@ -252,7 +252,7 @@ class _Analysis(NamedTuple):
 
 
 class _Occurrences(NamedTuple):
-    """The rows with a term of a group, and how often each row has one."""
+    """The rows with a term of a group, and the weighted number of terms in each row."""
 
     rows: NDArray[Any]
     counts: NDArray[Any]
@@ -317,7 +317,7 @@ class TfidfRanker:
             analyze = vectorizer.build_analyzer()
             self._words = lambda text: [Word(term, term) for term in analyze(text)]
         self._has_languages = vectorizer is None
-        self._among = checked_languages(languages)
+        self._possible_languages = checked_languages(languages)
         self._length_weight = length_weight
         self._saturation = saturation
         self._neighbour_shares = neighbour_shares
@@ -334,7 +334,7 @@ class TfidfRanker:
         # The words by their stems, for each language of a query so far. Words without a
         # document stay.
         self._by_stem: dict[str, defaultdict[str, set[Word]]] = {}
-        self._prepared_documents = 0
+        self._stemmed_documents = 0
         # Caches until a document changes.
         self._cached_norms: Values | None = None
         self._cached_shares: list[Values] = []
@@ -349,11 +349,11 @@ class TfidfRanker:
             for document_id, analysis in analyses.items():
                 self._append_row(document_id, analysis)
             size = len(self._places.rows)
-            if size > max(_MOST_UNPREPARED, _GROWTH * self._prepared_documents):
+            if size > max(_MOST_UNSTEMMED, _GROWTH * self._stemmed_documents):
                 # Documents are added in the background, so that a question need not
                 # wait for the stems.
-                self._prepared_documents = size
-                self._prepare(self._languages(""))
+                self._stemmed_documents = size
+                self._stem_words(self._languages(""))
 
     def remove(self, ids: Iterable[str]) -> None:
         """Remove documents; ignore unknown ids."""
@@ -443,7 +443,7 @@ class TfidfRanker:
 
     def _compute_similarities(self, query: str) -> Similarities:
         codes = self._languages(query)
-        self._prepare(codes)
+        self._stem_words(codes)
         weights = self._query_weights(query, codes)
         if self._has_languages and not codes and len(weights) <= _SHORT_QUERY:
             weights = self._with_related(weights)
@@ -486,16 +486,16 @@ class TfidfRanker:
         return all_weights
 
     def _languages(self, query: str) -> tuple[str, ...]:
-        """Return the languages of a query except English, or of the documents if the query does not tell."""
+        """Return the languages of a query or, if that is unclear, of the documents; without English."""
         if not self._has_languages:
             return ()
-        codes = languages_of(query, self._among) or languages_in(
+        codes = languages_of(query, self._possible_languages) or languages_in(
             self._frequency, len(self._places.rows)
         )
         return tuple(code for code in codes if code != "en")
 
-    def _prepare(self, codes: Iterable[str]) -> None:
-        """Stem all words in these languages, which takes a while for many words."""
+    def _stem_words(self, codes: Iterable[str]) -> None:
+        """Stem all words of the documents in those of these languages that are new, which takes long for many words."""
         new = [code for code in codes if code not in self._by_stem]
         for code in new:
             self._by_stem[code] = defaultdict(set)
@@ -604,10 +604,10 @@ def similarities_with_context(
     context: Sequence[str],
     turn_weight: float = EARLIER_WEIGHT,
 ) -> Values:
-    """Return the similarity of each of ``ids`` to a question and the turns before it, the best 1; all 0 if none is.
+    """Return the similarities of documents to a question and the turns before it; the best is 1, or all are 0.
 
-    A turn weighs ``turn_weight`` of the question, and more than two turns together as
-    much as two.
+    The similarity to the question has the weight 1, and to each turn ``turn_weight``.
+    More than two turns together weigh as much as two.
     """
     weight = turn_weight * min(1.0, 2 / max(len(context), 1))
     total = divided_by_best(values_of(ranker.similarities(question), ids))

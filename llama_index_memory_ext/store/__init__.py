@@ -410,7 +410,7 @@ class MemoryStore(SQLAlchemyChatStore):
         ``limit`` and ``offset``. A row that cannot be decrypted is marked as damaged.
         """
         if ids is not None:
-            return await self.readers.rows(session_id, ids)
+            return await self.readers.rows_by_id(session_id, ids)
         return await self.readers.find(session_id, limit=limit, offset=offset)
 
     async def count_facts(self) -> dict[str, int]:

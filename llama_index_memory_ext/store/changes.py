@@ -20,13 +20,16 @@ if TYPE_CHECKING:
 def is_copy(
     fact_id: str, facts: Mapping[str, Fact], contents: Mapping[str, str | None]
 ) -> bool:
-    """Return whether a fact has the id and the content of one of the ``contents``; one that cannot be read may."""
+    """Return whether a fact has the id and the content of a fact of ``contents``.
+
+    A content that cannot be read counts as the same.
+    """
     if fact_id not in facts:
         return fact_id in contents
     return contents.get(fact_id, "") in (None, facts[fact_id].content)
 
 
-def marked(facts: Sequence[Fact], stored: Mapping[str, Fact]) -> list[Fact]:
+def mark_edited_facts(facts: Sequence[Fact], stored: Mapping[str, Fact]) -> list[Fact]:
     """Return the facts; a fact whose content differs from the stored fact is marked as edited."""
     return [mark_edited(fact, stored.get(fact.id, fact)) for fact in facts]
 
@@ -64,8 +67,8 @@ def only_ending(facts: Mapping[str, Fact], deleted: Collection[str]) -> set[str]
     return ending
 
 
-def merged(facts: Sequence[Fact], newer: Mapping[str, Fact]) -> list[Fact]:
-    """Return the extracted facts to store, where ``newer`` facts were stored since the extraction began.
+def merge_facts(facts: Sequence[Fact], newer: Mapping[str, Fact]) -> list[Fact]:
+    """Return the extracted facts to store beside the ``newer`` facts, stored since the extraction began.
 
     A fact with the content of a newer fact is not stored again.
     """

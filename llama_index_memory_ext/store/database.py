@@ -129,10 +129,9 @@ class Database:
         """Call a function with a transaction and these arguments, and return its result.
 
         The rows of these ``sessions`` and ``users`` are locked, and made if they are
-        missing, so that no other process writes to them. A function rolls back if it
-        has nothing to write, and if its lock would make a deleted session exist again.
-        Without ``writes`` there is no transaction: each statement reads the newest
-        rows.
+        missing, so that no other process writes to them. A function that has nothing to
+        write rolls back, so that no lock brings a deleted session back. Without
+        ``writes`` there is no transaction: each statement reads the newest rows.
 
         A caller that is cancelled, or whose loop is closed, leaves at once; a write
         goes on to its end.
@@ -227,7 +226,7 @@ class Database:
             )
 
     async def _open(self) -> None:
-        """Make all tables ready; a StoreError if they are newer, or cannot be made."""
+        """Check all tables, and make missing ones; a StoreError if they are newer, or cannot be made."""
         try:
             # A database user need not be allowed to make tables if all of them exist.
             is_made = await self._call(self._check_tables, "opening", writes=False)

@@ -16,8 +16,8 @@ from llama_index_memory_ext.store.schema import TABLES
 from llama_index_memory_ext.store.tables import (
     ACTIVE,
     LAST_ID,
-    OF_NOBODY,
     PROFILE_READER,
+    WITHOUT_USER,
     vectors_namespace,
 )
 from llama_index_memory_ext.store.words import forget_words, lose_words
@@ -117,7 +117,10 @@ def _read_by_all(tx: Transaction, key: str) -> int:
 def _neighbors(
     tx: Transaction, key: str, ids: Sequence[int], remaining: Sequence[int]
 ) -> set[int]:
-    """Return the nearest rows with words beside deleted rows; others do not end the text around a fact."""
+    """Return the nearest rows with words before and behind deleted rows.
+
+    The text around their quotes may hold deleted words.
+    """
     neighbors = set()
     groups = {bisect(remaining, row_id): row_id for row_id in ids}
     for place, row_id in groups.items():
@@ -156,7 +159,7 @@ def forget_user(
     for owner in tx.execute(_SELECT_OWNERS, names=list(sessions)):
         if owner.user_id == user_id:
             owned_sessions.add(owner.key)
-        elif owner.kind == OF_NOBODY:
+        elif owner.kind == WITHOUT_USER:
             namespaces.add(owner.user_id)
         else:
             staying[owner.key].add(owner.user_id)
@@ -171,7 +174,7 @@ def forget_user(
         if key in owned_sessions:
             counts.update(_delete_turns(tx, key, user_id))
         else:
-            # The session never was the user's.
+            # The caller has named the session, but the user does not own it.
             del staying[key]
     counts.update(forget_words(tx, namespaces, staying, read_by))
     return Forgotten(
@@ -223,7 +226,7 @@ def _namespaces_that_read(tx: Transaction, keys: Collection[str]) -> set[str]:
 
 
 def _ids_of_turns(rows: Sequence[Any], user_id: str) -> list[int]:
-    """Return the ids of the rows in turns in which a user has spoken, or an unknown user, the answers too."""
+    """Return the ids of the rows of the turns, with their answers, that a user or an unknown speaker began."""
     ids = []
     is_users = False
     for row in rows:
@@ -285,7 +288,7 @@ def _vacuum_file(tx: Transaction) -> bool:
 
 
 def _vacuum_on_server(tx: Transaction) -> bool:
-    names = [tx.tables.names[table] for table in TABLES]
+    names = sorted(tx.tables.names[table] for table in TABLES)
     forbidden = [
         name for name in names if not tx.execute(_MAY_VACUUM, name=name).scalar()
     ]

@@ -22,7 +22,7 @@ TOKEN = "$encrypted"  # noqa: S105 - a name
 # The text that marks a database, encrypted.
 MARK = ""
 _KEY_BYTES = 32
-# What AES-GCM takes. A key may encrypt 2**32 texts with random ones.
+# The length that AES-GCM takes. With random nonces, a key may encrypt 2**32 texts.
 _NONCE_BYTES = 12
 _OPENING = f'{{"{TOKEN}":'
 
@@ -108,7 +108,7 @@ class Cipher:
         return vector
 
     def _convert(self, name: str, text: str) -> Any:
-        """Return an encrypted text, or the JSON value of one that is decrypted."""
+        """Return the text encrypted, or the JSON value of the decrypted text. ``name``: "encrypt" or "decrypt"."""
         try:
             function: Any = self._functions[name]
             # A TypeError for bytes.

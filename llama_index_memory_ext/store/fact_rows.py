@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from llama_index.core.bridge.pydantic import ValidationError
 
-from llama_index_memory_ext.agent_view import ALL, AgentView
+from llama_index_memory_ext.agent_view import ALL_FACTS, AgentView
 from llama_index_memory_ext.errors import EncryptionError
 from llama_index_memory_ext.fact import Fact
 from llama_index_memory_ext.store.rows import FactsVersion
@@ -75,7 +75,7 @@ def _renew(tx: Transaction, namespace: str) -> None:
 def select_facts(
     tx: Transaction,
     namespace: str,
-    view: AgentView = ALL,
+    view: AgentView = ALL_FACTS,
     *,
     seen: int = 0,
     ids: Collection[str] | None = None,
@@ -118,8 +118,7 @@ def put_facts(
                     "id": fact.id,
                     "change": change,
                     "agent_id": fact.agent_id or "",
-                    # A session that only the name of an imported fact is, may be
-                    # the session of another user.
+                    # An imported fact may name a session that is another user's here.
                     "session_id": fact.session_id if fact.message_ids else None,
                     "row_id": next(iter(fact.message_ids), None),
                     "data": stored.model_dump(mode="json"),

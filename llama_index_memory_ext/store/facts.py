@@ -1,13 +1,13 @@
-"""Keeps the facts of each user in the order in which they changed."""
+"""Reads, writes and deletes the facts of each user, with the number of each change."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llama_index_memory_ext.agent_view import SHARED, AgentView
+from llama_index_memory_ext.agent_view import SHARED_FACTS, AgentView
 from llama_index_memory_ext.errors import FactError
-from llama_index_memory_ext.store.changes import marked, merged
+from llama_index_memory_ext.store.changes import mark_edited_facts, merge_facts
 from llama_index_memory_ext.store.fact_rows import (
     PAGE_FACTS,
     delete_with_vectors,
@@ -69,7 +69,7 @@ def read_facts(
     namespace: str,
     seen: FactChanges = NOTHING_READ,
     *,
-    view: AgentView = SHARED,
+    view: AgentView = SHARED_FACTS,
 ) -> FactChanges:
     """Return the facts that changed since ``seen``.
 
@@ -95,14 +95,13 @@ def write_facts(
 ) -> bool:
     """As ``Facts.write``."""
     if seen is not None:
-        # Before the first fact there is no epoch that changes when its messages are
-        # deleted.
+        # A user without facts has no epoch, so a deletion of the messages changes none.
         if seen.epoch == 0 and not _are_said(tx, facts):
             tx.rollback()
             return False
         return _merge(tx, namespace, facts, seen, view)
     rows = select_facts(tx, namespace, ids=[fact.id for fact in facts])
-    facts = marked(facts, parse_facts(tx, namespace, rows))
+    facts = mark_edited_facts(facts, parse_facts(tx, namespace, rows))
     agents = {row.id: row.agent_id or None for row in rows}
     hidden = sum(not view.sees(agent) for agent in agents.values())
     if hidden:
@@ -130,7 +129,7 @@ def change_facts(
     changed: Changed,
     ids: Sequence[str] | None = None,
     *,
-    view: AgentView = SHARED,
+    view: AgentView = SHARED_FACTS,
 ) -> Sequence[Fact]:
     """Change facts as they are stored now, in one transaction, and return the changed facts.
 
@@ -149,7 +148,7 @@ def delete_facts(
     namespace: str,
     ids: Sequence[str] | None = None,
     *,
-    view: AgentView = SHARED,
+    view: AgentView = SHARED_FACTS,
 ) -> int:
     """Delete facts and their embeddings for good, and return the number of facts; None: all facts of the view."""
     rows = select_facts(tx, namespace, view, ids=ids)
@@ -161,7 +160,7 @@ def move_facts(tx: Transaction, old: str, new: str) -> None:
     facts = parse_facts(tx, old, select_facts(tx, old))
     if facts:
         tx.lock((), (old, new))
-        _merge(tx, new, list(facts.values()), NOTHING_READ, SHARED)
+        _merge(tx, new, list(facts.values()), NOTHING_READ, SHARED_FACTS)
         delete_with_vectors(tx, old, facts)
     tx.execute(_RENAME_SPEAKER, old=old, new=new)
 
@@ -186,7 +185,7 @@ def _merge(
         return False
     rows = select_facts(tx, namespace, view, seen=seen.change)
     newer = parse_facts(tx, namespace, rows)
-    put_facts(tx, namespace, merged(facts, newer))
+    put_facts(tx, namespace, merge_facts(facts, newer))
     return True
 
 
@@ -203,7 +202,7 @@ def write_extracted(
 
 
 def _link_facts(tx: Transaction, namespace: str, facts: Iterable[Fact]) -> list[Fact]:
-    """Return the facts with the rows that state them; without rows if none does."""
+    """Return the facts, each with the ids of the rows that have its quote; () if no row has it."""
     texts: dict[str, dict[int, str]] = {}
     linked = []
     for fact in facts:
@@ -220,7 +219,7 @@ def _link_facts(tx: Transaction, namespace: str, facts: Iterable[Fact]) -> list[
 def _texts_in(tx: Transaction, namespace: str, session_id: str) -> dict[int, str]:
     """Return the texts of a session from which a namespace may have facts, by their rows.
 
-    {} for a session of another user alone: only its name is the same.
+    {} for a session of other users, which only has the same name.
     """
     users = tx.scalars(_SELECT_OWNERS, session_id=session_id)
     speakers: set[str | None] = {*users}
@@ -287,13 +286,13 @@ class Facts:
         facts: Sequence[Fact],
         seen: FactChanges | None = None,
         *,
-        view: AgentView = SHARED,
+        view: AgentView = SHARED_FACTS,
     ) -> bool:
         """Store facts in one transaction; a fact with a stored id replaces the stored one.
 
         With ``seen``, changes that were stored since stay. False, and nothing is
-        stored, if facts were deleted since. Each page of ``PAGE_FACTS`` has the time of
-        one call.
+        stored, if facts were deleted since. The call may take the ``operation_timeout``
+        once for each ``PAGE_FACTS`` facts.
 
         Raises:
             FactError: The stored fact belongs to another agent.
@@ -321,7 +320,7 @@ class Facts:
         reader: str,
         unread: LogPage,
         state: Json = None,
-        view: AgentView = SHARED,
+        view: AgentView = SHARED_FACTS,
     ) -> bool:
         """Store the facts of rows, and move the reader's cursor past these rows, with its state: all or nothing.
 
@@ -353,7 +352,7 @@ class Facts:
     ) -> None:
         """As ``write``; each fact gets the rows of its session that have its quote.
 
-        A row id is of one database only, so the words find the messages.
+        The row ids of another database mean nothing here, so quotes find the messages.
         """
         keys = {fact.session_id or "" for fact in facts}
         sessions = await self._existing(list(keys))

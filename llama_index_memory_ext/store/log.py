@@ -99,7 +99,7 @@ WHERE ids.key = :key AND ids.message_id {in_message_ids}
 """
 
 
-class Span(NamedTuple):
+class RowRange(NamedTuple):
     """The ids of the first and the last row of a part of a session; 0 and 0 if it has no row."""
 
     first: int
@@ -264,16 +264,16 @@ def _remaining_entries(
     """Return the entries of a state that still have rows, each with the rows that remain."""
     remaining = []
     for first, last, *values in entries:
-        span = _rows_between(tx, key, first, last)
-        if span.first:
-            remaining.append([*span, *values])
+        remaining_rows = _rows_between(tx, key, first, last)
+        if remaining_rows.first:
+            remaining.append([*remaining_rows, *values])
     return remaining
 
 
-def _rows_between(tx: Transaction, key: str, first: int, last: int) -> Span:
+def _rows_between(tx: Transaction, key: str, first: int, last: int) -> RowRange:
     """Return the first and the last row of a session between two ids."""
     ids = tx.execute(_SELECT_SPAN, key=key, first=first, last=last).one()
-    return Span(ids.first_id, ids.last_id)
+    return RowRange(ids.first_id, ids.last_id)
 
 
 def _roles_of(

@@ -12,10 +12,10 @@ from llama_index_memory_ext.store.readers import (
 )
 from llama_index_memory_ext.store.tables import (
     LAST_ID,
-    OF_NOBODY,
     OWN,
     ROWS,
     SHARED,
+    WITHOUT_USER,
 )
 from llama_index_memory_ext.text.messages import ID_KEY, message_id_of
 
@@ -188,7 +188,7 @@ def _copy_cursors(
 
 def users_in(kinds: Mapping[str, str]) -> list[str]:
     """Return the owners who are users, without the namespace of a session without a user."""
-    return [owner for owner, kind in kinds.items() if kind != OF_NOBODY]
+    return [owner for owner, kind in kinds.items() if kind != WITHOUT_USER]
 
 
 def namespace_of_reader(reader: str, namespaces: Iterable[str]) -> str | None:

@@ -52,9 +52,9 @@ FROM (SELECT 1 AS always) AS always
 LEFT JOIN {sessions} AS sessions ON sessions.key = :key
 LEFT JOIN {cursors} AS cursors ON cursors.key = :key AND cursors.reader = :reader
 """
-# The newest rows of the log behind a cursor, or one row with the cursor alone. LlamaIndex
-# without this package deletes rows, and the epoch stays. So the query also returns the
-# row that the reader has read last, without its message, if that row still exists.
+# The newest rows of the log behind a cursor, or one row with the cursor alone. If
+# LlamaIndex without this package deletes rows, the epoch does not change. So the query
+# also returns the row that the reader has read last, without its message, if it exists.
 # ``id`` has a single lower bound: for two, SQLite may walk through all rows of a status.
 _SELECT_PAGE = """
 SELECT COALESCE(sessions.epoch, 0) AS epoch, COALESCE(cursors.position, 0) AS position,
@@ -175,7 +175,7 @@ def rows_by_id(tx: Transaction, key: str, ids: Sequence[int]) -> list[LogRow]:
 def rows_in_epoch(
     tx: Transaction, key: str, ids: Sequence[int], epoch: int | None = None
 ) -> list[LogRow] | None:
-    """As ``rows``; None if rows were deleted since ``epoch``, because later rows may have got their ids."""
+    """As ``rows_by_id``; None if rows were deleted since ``epoch``, because later rows may have got their ids."""
     rows = tx.execute(_SELECT_ROWS_BY_ID, key=key, row_ids=list(ids)).all()
     if epoch not in (None, rows[0].epoch):
         return None
@@ -338,7 +338,7 @@ def move_cursor(
     new: int,
     state: Json = None,
 ) -> bool:
-    """As ``Readers.move``; the transaction is rolled back where it is False."""
+    """As ``Readers.move``. If it returns False, the transaction is rolled back."""
     if not is_current(tx, key, epoch, reader, old):
         tx.rollback()
         return False
@@ -373,8 +373,8 @@ def is_current(
     cursor = _cursor_of(tx, key, reader)
     is_same = cursor.epoch == epoch
     if epoch == 0 and not is_same:
-        # A log that only LlamaIndex has written got its epoch by the lock of this
-        # transaction.
+        # In a log that only LlamaIndex has written, the lock of this transaction has
+        # made the first epoch.
         is_same = bool(find_rows(tx, key, limit=1))
     return is_same and cursor.position == position
 
@@ -459,8 +459,8 @@ class Readers:
         self.database = database
 
     find = reads(find_rows)
-    rows = reads(rows_by_id)
-    rows_in = reads(rows_in_epoch)
+    rows_by_id = reads(rows_by_id)
+    rows_in_epoch = reads(rows_in_epoch)
     read_snapshot = reads(read_snapshot)
     page = reads(read_page)
     unread = reads(read_unread)

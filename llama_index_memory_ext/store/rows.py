@@ -13,9 +13,9 @@ from llama_index.core.bridge.pydantic import ValidationError
 from llama_index_memory_ext.store.tables import (
     ACTIVE,
     ARCHIVED,
-    OF_NOBODY,
     OWN,
     SHARED,
+    WITHOUT_USER,
     namespace_of_session,
 )
 from llama_index_memory_ext.text.messages import (
@@ -62,11 +62,11 @@ class SessionAccess(NamedTuple):
         """How the session is open to this user from now on."""
         if self.shared:
             return SHARED
-        return OF_NOBODY if self.user_id is None else OWN
+        return WITHOUT_USER if self.user_id is None else OWN
 
 
 class LogRow(NamedTuple):
-    """One message of a session, which ``message`` parses.
+    """A row of the chat table: a stored message as JSON, which ``message`` parses.
 
     A row that cannot be read is an empty message.
 
@@ -227,7 +227,7 @@ class Snapshot(NamedTuple):
     ``position``: the cursor of the record.
     ``facts``: the version of the user's facts.
     ``is_empty``: whether the log has no row.
-    ``is_closed``: whether another user owns the session, and not both users share it.
+    ``is_closed``: whether another user owns the session, unless both users share it.
     ``active``: the active rows that can be read, oldest first; of a call and its
     results, all or none.
     ``log``: the newest rows of the log, oldest first.
@@ -259,7 +259,10 @@ def messages_of(rows: Iterable[LogRow]) -> list[ChatMessage]:
 
 
 def readable(rows: Iterable[LogRow]) -> list[LogRow]:
-    """Return the rows without damaged ones; a provider refuses a call without its results, and results without it."""
+    """Return the rows that can be read, without tool calls of which a part is damaged.
+
+    A provider refuses a call without its results, and results without their call.
+    """
     readable = []
     for group in tool_call_groups(rows):
         if not any(row.is_damaged for row in group):
@@ -285,8 +288,8 @@ def times_of(
 ) -> list[datetime | None]:
     """Return when the message of each row was said, in the time zone.
 
-    Without a zone, a time has its own offset. A time in UTC has the offset of the
-    message before it. For the first row, ``offset`` stands for that message.
+    Without a zone, a time keeps its own offset, and a time in UTC takes the offset of the
+    message before it. The first row takes ``offset``.
     """
     times = []
     offset = zone or offset

@@ -13,8 +13,8 @@ from sqlalchemy.engine import make_url
 from llama_index_memory_ext.errors import EncryptionError
 from llama_index_memory_ext.store.encryption import TOKEN, Cipher
 
-# The parameters of statements that are numbers, and the types of parameters that are no
-# texts, by name.
+# The names of the parameters of statements that are numbers, and the types of all
+# parameters that are no texts.
 _NUMBERS = """
     after change epoch first last last_id limit newest offset position row_id row_ids seen timestamp version
 """

@@ -37,7 +37,7 @@ class SessionInfo:
 
     @property
     def own_namespace(self) -> str:
-        """The owner of its facts if it has no user, which no ``user_id`` can be."""
+        """The namespace of its facts if it has no user. No ``user_id`` is equal to it."""
         return namespace_of_session(self.session_id)
 
 

@@ -1,4 +1,4 @@
-"""The names in the columns of the tables."""
+"""The names that columns hold: kinds of owners, statuses, namespaces and cursors. The tables are in ``schema.py``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Row: TypeAlias = dict[str, Any]
 # How a session is open: to one user alone, to users who share it, or to no user yet.
 OWN = "own"
 SHARED = "shared"
-OF_NOBODY = "nobody"
+WITHOUT_USER = "nobody"
 # Under this key the state of a cursor lists its entries about single rows.
 ROWS = "rows"
 

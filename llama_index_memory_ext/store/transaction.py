@@ -99,7 +99,7 @@ class Transaction:
         """Return a value of a query; None if it cannot be read, and a warning that names its place.
 
         Raises:
-            EncryptionError: The store has not the key of the database.
+            EncryptionError: The store lacks the key of the database.
         """
         if not isinstance(value, EncryptionError):
             return value
@@ -145,7 +145,7 @@ def _run_by(
     [Callable[Concatenate[Transaction, P], T]],
     Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
 ]:
-    """Return a function that makes methods of functions of a transaction: the database of the object runs them.
+    """Return a decorator: it makes a method that runs a function of a transaction in the object's ``database``.
 
     ``locks``: "sessions" or "users", of which the first argument is locked; "" if the
     function only reads.

@@ -29,10 +29,10 @@ ON CONFLICT (namespace, id, model) DO UPDATE SET digest = excluded.digest, vecto
 
 @dataclass(frozen=True, slots=True)
 class KeptVectors:
-    """The vectors of one model for the facts of one user: pairs of a content's digest and bytes, by fact id.
+    """The vectors of one model for the facts of one user, or for the messages of a session in an epoch.
 
-    For the messages of a session, as they were in an epoch, each pair has the id of the
-    message's first row.
+    A vector is a pair: the digest of the text, and the bytes. Its id is the id of the
+    fact, or of the first row of the message.
     """
 
     database: Database

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.store.transaction import Transaction
 
 
-class Leaving(NamedTuple):
-    """A user who is deleted.
+class DeletedUser(NamedTuple):
+    """A user whose data is deleted.
 
     ``namespaces``: the namespaces that are deleted. ``sessions``: the user's sessions,
     each with the users who stay there.
@@ -37,13 +37,12 @@ class Leaving(NamedTuple):
     namespaces: Collection[str]
     sessions: Mapping[str, Collection[str]]
 
-    def takes(
+    def owns_words_of(
         self, namespace: str, session_id: str | None, said_by: str | None
     ) -> bool:
         """Return whether a fact of another namespace is deleted, because the user said it or may have said it.
 
-        If its speaker is unknown, it is deleted, unless its namespace is of a user who
-        stays.
+        A fact of an unknown speaker is deleted, unless a user who stays owns it.
         """
         users = self.sessions.get(session_id or "")
         is_unknown = (
@@ -52,7 +51,7 @@ class Leaving(NamedTuple):
         return is_unknown or said_by in self.namespaces
 
     def is_team(self, namespace: str) -> bool:
-        """Return whether a namespace is of no user who stays, so that it may hold the words of any user."""
+        """Return whether no user who stays owns a namespace, so that it may hold the words of any user."""
         return not any(namespace in users for users in self.sessions.values())
 
 
@@ -116,7 +115,7 @@ def forget_words(
     each with the users who stay there. ``read_by``: the namespaces that have read
     these sessions; the user's words may have ended their facts.
     """
-    leaving = Leaving(own, sessions)
+    user = DeletedUser(own, sessions)
     # A copy, as by an import, has the same id, but may not name its session or
     # speaker.
     contents: dict[str, str | None] = {}
@@ -138,14 +137,14 @@ def forget_words(
             lines[key] = lines_of_session(tx, key)
     counts: Counter[str] = Counter()
     for namespace in namespaces:
-        counts.update(_forget_words_in(tx, namespace, leaving, contents, lines))
+        counts.update(_forget_words_in(tx, namespace, user, contents, lines))
     return counts
 
 
 def _forget_words_in(
     tx: Transaction,
     namespace: str,
-    leaving: Leaving,
+    user: DeletedUser,
     contents: Mapping[str, str | None],
     lines: Mapping[str, Collection[str]],
 ) -> Counter[str]:
@@ -160,11 +159,11 @@ def _forget_words_in(
     deleted = set()
     for row in rows:
         has_copy = is_copy(row.id, stored, contents)
-        if has_copy or leaving.takes(namespace, row.session_id, row.said_by):
+        if has_copy or user.owns_words_of(namespace, row.session_id, row.said_by):
             deleted.add(row.id)
     deleted |= only_ending(stored, deleted)
     changed = []
-    is_team = leaving.is_team(namespace)
+    is_team = user.is_team(namespace)
     for row in rows:
         if row.id in stored and row.id not in deleted:
             fact = without_reasons(stored[row.id], deleted, is_team=is_team)

@@ -1,4 +1,4 @@
-"""Writes messages into sessions, and makes the users who write them owners."""
+"""Writes messages into sessions, makes the users who write them owners, and offers both as ``Log`` and ``Owners``."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from llama_index_memory_ext.store.readers import (
 )
 from llama_index_memory_ext.store.tables import (
     ACTIVE,
-    OF_NOBODY,
     SHARED,
+    WITHOUT_USER,
     namespace_of_session,
 )
 from llama_index_memory_ext.store.transaction import Transaction, reads, writes_session
@@ -55,7 +55,7 @@ INSERT INTO {owners} (key, user_id, kind) VALUES (:key, :user_id, :kind)
 ON CONFLICT (key, user_id) DO UPDATE SET kind = excluded.kind
 """
 _DELETE_OWNER = "DELETE FROM {owners} WHERE key = :key AND user_id = :user_id"
-# The user of the messages that name no speaker.
+# Names the first user of a session as the speaker of the messages that name none.
 _NAME_SPEAKER = """
 UPDATE {rows} SET user_id = :user_id WHERE key = :key AND role = 'user' AND user_id IS NULL
 """
@@ -98,14 +98,14 @@ def append_messages(
             the first is written.
         plan_flush: Takes the active messages and then the new ones, oldest first,
             and returns how many of the oldest go into the log; None: none.
-        replace: Whether the session then has no other messages. Its first messages
-            that are the same keep their rows, with ids and times. All later rows
-            are deleted.
+        replace: Whether the new messages replace all messages of the session. The
+            first rows that have the same messages stay, with ids and times. All later
+            rows are deleted.
         access: The user who becomes an owner of the session.
             ``claim_session`` may refuse it.
         readers: The readers that are registered for the session.
-        strict: Whether a message with other words than the first one with its
-            ``message_id`` is a MessageError.
+        strict: Whether a second message with the same ``message_id`` and other words
+            raises a MessageError.
     """
     speakers = _speakers_in(messages, access)
     stored = []
@@ -145,8 +145,8 @@ def _claim_once(
 ) -> str | None:
     """Make the user an owner of the session, and return the user if the session has several; otherwise None.
 
-    A claim that this process has stored in this epoch of the session is still true,
-    and is not stored again.
+    A claim that this process has stored in this epoch of the session still holds, and
+    is not stored again.
     """
     if access is None:
         return None
@@ -187,7 +187,7 @@ def claim_session(
     ]
     if new_owners:
         tx.execute(_PUT_OWNER, new_owners)
-    if kinds.get(namespace_of_session(key)) == OF_NOBODY:
+    if kinds.get(namespace_of_session(key)) == WITHOUT_USER:
         _take_over(tx, key, user_id)
     earlier = users_in(kinds)
     users.update(earlier)
@@ -226,7 +226,7 @@ def claim_again(
     readers: Sequence[str],
     epoch: int,
 ) -> None:
-    """As ``claim_session``, unless rows were deleted since ``epoch``; an owner stays as shared as before."""
+    """As ``claim_session``, unless rows were deleted since ``epoch``. The user's access stays shared if it was."""
     if not is_current(tx, key, epoch):
         tx.rollback()
         return

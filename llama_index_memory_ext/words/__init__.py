@@ -70,7 +70,7 @@ def phrases(name: str, section: str) -> re.Pattern[str]:
 
 
 def ends_of(text: str, characters: int) -> str:
-    r"""Return a text; of a long text, return so many ``characters`` at each end.
+    r"""Return a text; of a long text, only this number of ``characters`` at each end.
 
     The middle of a long text is mostly pasted.
 
@@ -276,11 +276,11 @@ def relations_in(text: str) -> set[str]:
 HAN = re.compile("[\u3400-\u9fff\uf900-\ufaff]")
 KANA = re.compile("[\u3041-\u3096\u30a1-\u30fa]")
 _HANGUL = re.compile("[\uac00-\ud7af]")
-# A text with fewer words or characters is too short to tell its language. A text of
-# this many characters without any kana is not Japanese.
+# The language of a text with fewer words or characters is unclear. A text of this many
+# characters without any kana is not Japanese.
 _LEAST_WORDS = 3
 _LEAST_CHARACTERS = 4
-_NO_JAPANESE = 8
+_LEAST_WITHOUT_KANA = 8
 # Only the beginning of a longer text is read.
 _MOST_CHARACTERS = 2_000
 # How much likelier (in nats) a text must be in its language than in the language of the
@@ -344,7 +344,7 @@ def is_translation(first: str, second: str) -> bool:
         if len(languages) < 2:  # noqa: PLR2004 - two texts
             return False
         # Short Japanese may have no kana.
-        return "ko" in languages or min(len(first), len(second)) >= _NO_JAPANESE
+        return "ko" in languages or min(len(first), len(second)) >= _LEAST_WITHOUT_KANA
     first_scores = _likelihoods(first)
     second_scores = _likelihoods(second)
     first_language = next(iter(first_scores))
@@ -385,5 +385,5 @@ def _detector() -> Any:
     detector = langid.LanguageIdentifier.from_model_file(
         Path(langid.__file__).parent / langid.MODEL_FILE
     )
-    detector.set_languages(list(chain(*word_lists("languages")["told"])))
+    detector.set_languages(list(chain(*word_lists("languages")["detected"])))
     return detector

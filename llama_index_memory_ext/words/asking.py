@@ -1,4 +1,4 @@
-"""Whether a text asks for something, or only tells something."""
+"""Whether a text asks for something, or is only a statement."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from llama_index_memory_ext.words import (
     words_of_section,
 )
 
-# A text with more words such as "the" and "that" goes on with something. Chosen on three
+# A text with more words such as "the" and "that" continues a subject. Chosen on three
 # users of RealMem and three conversations of LoCoMo; see CONTRIBUTING.md.
 _MOST_REFERENCES = 2
-_GOES_ON_SHARE = 0.5
+_CONTINUING_SHARE = 0.5
 # At least this share of the words of a text are function words of its language.
 _LEAST_FUNCTION_WORDS = 0.3
 _LANGUAGES = FUNCTION_WORDS.keys() - {"fi", "ja", "zh"}
 # Characters that are read at each end of a long text.
-_END = 2_000
+_END_CHARACTERS = 2_000
 _CHINESE_OR_JAPANESE = "[\u3041-\u30fa\u3400-\u9fff]"
 _SENTENCE_END = r"[.!;:\n\u3002\uff01]"
 _CLAUSE_END = r"[.!?;:,\n\u2026\u3002\uff01\uff0c]"
@@ -35,7 +35,7 @@ def asks(text: str) -> bool:
     >>> asks("Hello! Where do I live"), asks("I live in Graz.")
     (True, False)
     """
-    text = ends_of(text, _END)
+    text = ends_of(text, _END_CHARACTERS)
     marks = phrases("asking", "questions_in_characters")
     if marks.search(text) or phrases("clauses", "question_marks").search(text):
         return True
@@ -49,7 +49,7 @@ def asks_about_now(text: str) -> bool:
     >>> asks_about_now("Where do I live now?"), asks_about_now("Where did I live?")
     (True, False)
     """
-    return phrases("asking", "now").search(ends_of(text, _END)) is not None
+    return phrases("asking", "now").search(ends_of(text, _END_CHARACTERS)) is not None
 
 
 def change_words(text: str) -> str:
@@ -58,7 +58,7 @@ def change_words(text: str) -> str:
     >>> change_words("Where do I live?")
     'moved move moving relocated'
     """
-    plain = ends_of(text, _END).casefold()
+    plain = ends_of(text, _END_CHARACTERS).casefold()
     # The Chinese and Japanese words of the list are single characters.
     words = {*_words_in(plain), *plain}
     changes: list[str] = []
@@ -70,20 +70,20 @@ def change_words(text: str) -> str:
 
 
 def is_statement(text: str) -> bool:
-    """Return whether a text only tells something: it asks for nothing, and goes on with nothing.
+    """Return whether a text is only a statement: it asks for nothing, and continues no subject.
 
-    False for a text in a language that is not read.
+    False for a text in a language without rules.
 
     >>> is_statement("I went for a walk with my sister."), is_statement("Show me my walks.")
     (True, False)
     """
-    plain = ends_of(text, _END).casefold()
+    plain = ends_of(text, _END_CHARACTERS).casefold()
     words = _words_in(plain)
     references = sum(word in _REFERENCES for word in words)
     if pattern(_CHINESE_OR_JAPANESE).search(plain):
         in_characters = phrases("asking", "references_in_characters")
         references += len(in_characters.findall(plain))
-    elif not _are_read(words):
+    elif not _have_rules(words):
         return False
     return not (references > _MOST_REFERENCES or asks(text) or _requests(plain))
 
@@ -91,23 +91,23 @@ def is_statement(text: str) -> bool:
 def asking_share(text: str) -> float:
     """Return the share of a text in sentences that ask for something, 0..1; 0 for a statement.
 
-    A text that only goes on with something has a half, and a text in a language that is
-    not read has 1.
+    A text that asks for nothing, but continues a subject, has 0.5. A text in a language
+    without rules has 1.
 
     >>> round(asking_share("I went for a walk. Where do I live?"), 2)
     0.46
     """
     if is_statement(text):
         return 0.0
-    read = ends_of(text, _END)
+    read = ends_of(text, _END_CHARACTERS)
     asking = 0
     for sentence in sentences_in(read):
         if asks(sentence) or _requests(sentence.casefold()):
             asking += len(sentence)
     if asking:
         return asking / len(read)
-    if _are_read(_words_in(read.casefold())):
-        return _GOES_ON_SHARE
+    if _have_rules(_words_in(read.casefold())):
+        return _CONTINUING_SHARE
     return 1.0
 
 
@@ -115,7 +115,8 @@ def _words_in(text: str) -> list[str]:
     return re.findall(r"[^\W\d_]+", text)
 
 
-def _are_read(words: list[str]) -> bool:
+def _have_rules(words: list[str]) -> bool:
+    """Return whether the words are in a language with rules, by the share of its function words."""
     least = max(_LEAST_FUNCTION_WORDS * len(words), 1)
     return any(
         sum(word in FUNCTION_WORDS[code] for word in words) >= least

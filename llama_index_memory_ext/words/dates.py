@@ -122,7 +122,7 @@ def _readings(match: re.Match[str], code: str) -> tuple[Day, ...]:
 
 
 def _number(parts: dict[str, str], name: str) -> int | None:
-    """Return the number in a group, or in the groups with 2 and 3 behind its name."""
+    """Return the number in the group "d", "d2" or "d3" for the name "d"; None if all are empty."""
     for key in (name, f"{name}2", f"{name}3"):
         if parts.get(key):
             return int(parts[key])
@@ -265,9 +265,9 @@ def without_dates(text: str, code: str = "en") -> str:
 def unsaid_dates(
     statement: str, words: str, said_on: date, code: str = "en"
 ) -> list[DateMention]:
-    """Return the dates of a statement that words neither name nor mean on the day when they were said.
+    """Return the dates of a statement that its source neither names nor means, as "tomorrow" does.
 
-    This day itself counts as said.
+    ``words`` is the source, said on the day ``said_on``. This day counts as named.
 
     >>> [mention.start for mention in unsaid_dates("Flies on 2025-11-21", "I fly tomorrow", date(2025, 11, 20))]
     []
@@ -303,7 +303,11 @@ def _is_said(
 
 
 def _agree(day: Day, said_day: Day, said_on: date) -> bool:
-    """Return whether each part of a day agrees with a day that was said, in the year around if it has none."""
+    """Return whether each known part of a day is also in a day that was said.
+
+    A day that was said without a year agrees with the year before, of, and after
+    ``said_on``.
+    """
     if said_day.year is None and day.year and abs(day.year - said_on.year) <= 1:
         said_day = said_day._replace(year=day.year)
     period = period_of(said_day) if said_day.day else None
@@ -316,7 +320,7 @@ def _agree(day: Day, said_day: Day, said_on: date) -> bool:
 
 
 def _last_period(match: re.Match[str], today: date) -> Period:
-    """Return the day, week, month or year before today's, or the year before the last."""
+    """Return yesterday, last week, last month, last year or the year before last year."""
     unit = match["unit"] or (match.lastgroup or "day").partition("_")[0]
     yesterday = today - timedelta(days=1)
     monday = today - timedelta(days=today.weekday() + 7)
@@ -341,7 +345,7 @@ def _line_of(word: str, section: str) -> int:
 
 
 # Characters that are read at each end of a long question.
-_QUESTION_END = 1_000
+_END_CHARACTERS = 1_000
 # "And in 2023?" asks about the past without a verb.
 _FEW_WORDS = 3
 
@@ -358,7 +362,7 @@ def period_asked(question: str, today: date) -> Period | None:
     Period(start=datetime.date(2023, 1, 1), end=datetime.date(2023, 12, 31))
     >>> period_asked("Where do I live?", date(2026, 11, 20))
     """
-    ends = ends_of(question, _QUESTION_END)
+    ends = ends_of(question, _END_CHARACTERS)
     normal = unicodedata.normalize("NFKC", ends.replace("\u2019", "'"))
     is_short = len(normal.split()) <= _FEW_WORDS
     periods = []

@@ -1,4 +1,9 @@
-"""Words of a text: the terms of an index, and the keywords that statements are compared by."""
+"""Words of a text: the terms of an index, and the keywords that statements are compared by.
+
+``words_of`` yields words with their terms. ``indexed_words`` are these words without the
+verb "use". ``words_in`` also leaves out the function words of a language, and stems in
+it; ``terms_in`` are its terms. ``keywords`` are for comparing two statements.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +60,7 @@ def related_terms(term: str) -> tuple[str, ...]:
     if term.startswith("#"):
         return ()
     start = f"{term} ".encode("utf-8", "replace")
-    with _file().open("rb") as file:
+    with _related_file().open("rb") as file:
         low = 0
         high = file.seek(0, os.SEEK_END)
         # The line of the term begins behind `low` and up to `high`, if it exists.
@@ -74,7 +79,7 @@ def related_terms(term: str) -> tuple[str, ...]:
 
 
 @cache
-def _file() -> Traversable:
+def _related_file() -> Traversable:
     return files("llama_index_memory_ext.words") / "data" / "related.txt"
 
 
@@ -260,7 +265,7 @@ def checked_languages(codes: Sequence[str] | None) -> tuple[str, ...] | None:
 
 
 # Only the beginning and the end of a long text are read to detect its language.
-_END = 1_000
+_END_CHARACTERS = 1_000
 _LETTER_WEIGHT = 0.5
 # A lower score does not tell the language: "in" and "a" are words of many languages.
 _LEAST_SCORE = 0.4
@@ -288,7 +293,7 @@ def languages_of(text: str, among: tuple[str, ...] | None = None) -> tuple[str, 
     """
     if among is not None and len(among) == 1:
         return among
-    codes = _plausible_languages(_scores(ends_of(text, _END).casefold()))
+    codes = _plausible_languages(_scores(ends_of(text, _END_CHARACTERS).casefold()))
     if among is None:
         return tuple(codes)
     return tuple(code for code in codes if code in among) or among
@@ -306,10 +311,7 @@ def _plausible_languages(scores: Mapping[str, float]) -> list[str]:
 
 
 def _scores(plain: str) -> Mapping[str, float]:
-    """Return a score for each language, by the function words and rare letters of a text.
-
-    ``plain`` is in lower case.
-    """
+    """Return a score for each language, by the function words and rare letters of a text in lower case."""
     cyrillic = re.findall("[\u0400-\u04ff]", plain)
     latin = re.findall("[a-z\u00c0-\u024f]", plain)
     if len(cyrillic) > len(latin):
@@ -319,12 +321,12 @@ def _scores(plain: str) -> Mapping[str, float]:
         return {"ru": 1.0}
     scores = defaultdict[str, float](float)
     words = set(re.findall(r"[^\W\d_]+", plain))
-    for word in words & _by_word().keys():
-        codes = _by_word()[word]
+    for word in words & _languages_by_word().keys():
+        codes = _languages_by_word()[word]
         for code in codes:
             scores[code] += 1 / len(codes)
-    for letter in set(plain) & _by_letter().keys():
-        codes = _by_letter()[letter]
+    for letter in set(plain) & _languages_by_letter().keys():
+        codes = _languages_by_letter()[letter]
         for code in codes:
             scores[code] += _LETTER_WEIGHT / len(codes)
     return scores
@@ -371,7 +373,7 @@ def terms_in(text: str, codes: Sequence[str] = ()) -> tuple[str, ...]:
 
 
 @cache
-def _by_word() -> Mapping[str, list[str]]:
+def _languages_by_word() -> Mapping[str, list[str]]:
     """Return the languages of each function word, with and without its accents."""
     languages = defaultdict[str, list[str]](list)
     for code in LANGUAGES:
@@ -382,7 +384,7 @@ def _by_word() -> Mapping[str, list[str]]:
 
 
 @cache
-def _by_letter() -> Mapping[str, list[str]]:
+def _languages_by_letter() -> Mapping[str, list[str]]:
     languages = defaultdict[str, list[str]](list)
     for code, *letters in word_lists("languages")["letters"]:
         for letter in letters:
@@ -414,7 +416,7 @@ def keywords(text: str) -> frozenset[str]:
 
 
 def overlaps(words: Collection[str], evidence: frozenset[str]) -> bool:
-    """Return whether ``evidence`` has one of the words in some form.
+    """Return whether ``evidence`` has at least one of the words in some form.
 
     Equal words are looked up first, because that is fast.
     """

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import warnings
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from pathlib import Path
 
 import httpx
@@ -24,16 +26,13 @@ def learn_nothing(_: list[Message], __: list[str]) -> Message:
     return call(("c", "report_facts", {"facts": []}))
 
 
-async def learn_until_connecting(
-    store: MemoryStore, llm: OpenAI, client: httpx.AsyncClient, steps: int
+async def start_learning(
+    store: MemoryStore, llm: OpenAI, hook: Callable[[httpx.Request], Awaitable[None]]
 ) -> None:
-    """Start a job that asks the model, and return so many steps of the event loop after its request began."""
-    began = asyncio.Event()
-
-    async def note(_: httpx.Request) -> None:
-        began.set()
-
-    client.event_hooks = {"request": [note]}
+    """Start a job that asks the model, with a hook of its client for each request."""
+    client = llm._async_http_client
+    assert client is not None
+    client.event_hooks = {"request": [hook]}
     for session in ("monday", "friday"):
         memory = CondensedMemory.from_defaults(
             session, user_id="ann", llm=llm, chat_store=store, wait_for_facts=0
@@ -41,6 +40,16 @@ async def learn_until_connecting(
         await memory.aput_messages([user("I like tea."), assistant("Fine.")])
     await memory.aput(user("What do I like?"))
     await memory.aget()
+
+
+async def learn_until_connecting(store: MemoryStore, llm: OpenAI, steps: int) -> None:
+    """Start a job that asks the model, and return so many steps of the event loop after its request began."""
+    began = asyncio.Event()
+
+    async def note(_: httpx.Request) -> None:
+        began.set()
+
+    await start_learning(store, llm, note)
     await began.wait()
     for _ in range(steps):
         await asyncio.sleep(0)
@@ -53,10 +62,9 @@ async def test_a_store_that_closes_leaves_no_connection_open(tmp_path: Path) -> 
             store = MemoryStore(tmp_path / f"{steps}.db")
             async with starting() as start:
                 llm, _ = start(OpenAI, learn_nothing)
-                client = llm._async_http_client
-                await learn_until_connecting(store, llm, client, steps)
+                await learn_until_connecting(store, llm, steps)
                 await store.aclose()
-            del llm, client
+            del llm
             gc.collect()
     assert [str(warning.message) for warning in caught] == []
 
@@ -65,11 +73,14 @@ async def test_a_client_of_a_test_closes_after_the_jobs_that_the_test_leaves(
     tmp_path: Path,
 ) -> None:
     """A client of httpx that closes while a request connects leaves the connection open."""
-    store = MemoryStore(tmp_path / "memory.db")
-    async with starting() as start:
-        llm, _ = start(OpenAI, learn_nothing)
-        await learn_until_connecting(store, llm, llm._async_http_client, 0)
-        jobs = list(running_jobs)
-        assert jobs
-    assert all(job.done() for job in jobs)
-    await store.aclose()
+
+    async def wait(_: httpx.Request) -> None:
+        await asyncio.Event().wait()
+
+    async with aclosing(MemoryStore(tmp_path / "memory.db")) as store:
+        async with starting() as start:
+            llm, _ = start(OpenAI, learn_nothing)
+            await start_learning(store, llm, wait)
+            jobs = list(running_jobs)
+            assert jobs
+        assert all(job.done() for job in jobs)

@@ -83,7 +83,7 @@ def test_whatever_is_cut_out_between_words_is_found_at_its_place(
         quote = said[tokens[0].start() : tokens[-1].end()]
         span = find_quote(quote, said)
         # Unescaping may leave no words.
-        assert span is None or span.share > 0
+        assert span is None or span.likeness > 0
         if "&" not in said:
             assert span is not None
             assert span.of(said) == quote

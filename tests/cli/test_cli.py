@@ -12,7 +12,6 @@ from contextlib import aclosing, closing
 from datetime import datetime, timedelta, timezone
 from importlib.metadata import version
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -26,8 +25,8 @@ from rich.cells import cell_len
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore
 from llama_index_memory_ext.__main__ import load_app
 from llama_index_memory_ext.apps.cli import plain
+from llama_index_memory_ext.apps.cli.deletion import holds_deleted
 from llama_index_memory_ext.apps.cli.facts import WORDS_STAY, short_ids
-from llama_index_memory_ext.apps.cli.leftovers import find_pieces, holds_deleted
 from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.store.rows import SessionAccess
 from llama_index_memory_ext.store.versions import SCHEMA_VERSION
@@ -266,7 +265,7 @@ def test_a_fact_is_added_found_retired_restored_and_forgotten(cli: Here) -> None
     assert "pytest" not in cli("facts", "list", *ANN).stdout
     assert (
         "(retired: uses unittest now)"
-        in cli("facts", "list", "--retired", *ANN, COLUMNS="200").stdout
+        in cli("facts", "list", "--state", "retired", *ANN, COLUMNS="200").stdout
     )
     assert (
         json.loads(cli("facts", "retire", docker_id, *ANN, "--json").stdout)[
@@ -325,7 +324,7 @@ def test_past_and_expired_facts_are_told_in_words(cli: Here) -> None:
     ]  # fmt: skip
     cli("import", "-", *ANN, stdin="".join(json.dumps(fact) + "\n" for fact in facts))
     add(cli, "Likes tea", "--ttl", "30")
-    shown = cli("facts", "list", "--retired", "--expired", *ANN, COLUMNS="200").stdout
+    shown = cli("facts", "list", "--state", "all", *ANN, COLUMNS="200").stdout
     for words in (
         "Lives in Oslo (past, until 2025-11-20: moved)",
         "Is in Rome (expired 2025-11-20)",
@@ -724,7 +723,7 @@ def test_the_search_finds_what_a_deletion_alone_leaves(tmp_path: Path) -> None:
     """Long texts too, which lie scattered over several pages."""
     file, texts = (
         tmp_path / "x.db",
-        [f"Text number {i} ä: " + f"word{i} " * 1_000 for i in range(3)],
+        [f"Ann's text {i} ä: " + f"word{i} " * 1_000 for i in range(3)],
     )
     with closing(sqlite3.connect(file)) as connection, connection:
         connection.execute("PRAGMA secure_delete = OFF")
@@ -745,14 +744,6 @@ def test_the_search_finds_what_a_deletion_alone_leaves(tmp_path: Path) -> None:
         assert not holds_deleted(file, [texts[2], "short", " " * 99])
         connection.execute("VACUUM")
         assert not holds_deleted(file, texts)
-
-
-@given(st.integers(0, 99), st.binary(min_size=8, max_size=48))
-def test_a_piece_is_found_wherever_it_stands(before: int, piece: bytes) -> None:
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "file"
-        path.write_bytes(b"\xfe" * before + piece + b"\xfe" * 7)
-        assert find_pieces(path, [piece, b"is not there"]) == {piece}
 
 
 def checks(done: subprocess.CompletedProcess[str]) -> dict[str, tuple[str, str]]:
@@ -1123,7 +1114,9 @@ def test_pending_facts_are_listed_approved_and_rejected(
         tea,
         milk,
     )
-    pending = json.loads(cli("facts", "pending", *ANN, "--json").stdout)
+    pending = json.loads(
+        cli("facts", "list", "--state", "pending", *ANN, "--json").stdout
+    )
     assert [fact["id"] for fact in pending] == ["rome", "milk", "tea"]
     assert "Rome" not in cli("facts", "list", *ANN).stdout
     assert (
@@ -1140,7 +1133,9 @@ def test_pending_facts_are_listed_approved_and_rejected(
         fact["content"]
         for fact in json.loads(cli("facts", "list", *ANN, "--json").stdout)
     ] == ["Lives in Rome"]
-    assert cli("facts", "pending", *ANN).stdout == "No facts of ann that are pending.\n"
+    assert (
+        cli("facts", "list", "--state", "pending", *ANN).stdout == "No facts of ann.\n"
+    )
     done = cli("facts", "approve", "tea", *ANN)
     assert (done.returncode, "'tea' is retired. Pending: none" in done.stderr) == (
         1,

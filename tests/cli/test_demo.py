@@ -13,7 +13,6 @@ import openai
 import pytest
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.llms import ChatMessage
-from llama_index.core.memory import FactExtractionMemoryBlock
 
 from llama_index_memory_ext import CondensedMemory
 from llama_index_memory_ext.apps.cli import describe_error
@@ -74,33 +73,29 @@ def table_of(printed: str) -> dict[str, list[str]]:
     }
 
 
-def test_the_first_result_is_a_table_of_three_memories(offline_demo: str) -> None:
+def test_the_first_result_is_a_table_of_both_memories(offline_demo: str) -> None:
     lines = offline_demo.splitlines()
     start = " ".join("\n".join(lines[:12]).split())
     assert "answers by rules, because OPENAI_API_KEY is not set" in start
-    assert "RIGHT ANSWERS Memory Memory, its blocks CondensedMemory" in start
+    assert "RIGHT ANSWERS Memory CondensedMemory" in start
     assert max(map(len, lines)) <= 80
     table = table_of(offline_demo)
     verdicts = list(zip(*list(table.values())[:6], strict=True))
-    assert verdicts[2] == ("yes",) * 6
+    assert verdicts[1] == ("yes",) * 6
     assert table["in all"] == [
         f"{verdicts_of_memory.count('yes')} of 6" for verdicts_of_memory in verdicts
     ]
     assert verdicts[0].count("yes") < verdicts[1].count("yes")
-    # LlamaIndex's Memory without blocks learns nothing.
+    # LlamaIndex's Memory learns nothing.
     learned = table["tokens a turn to learn facts"]
-    assert [int(tokens) > 0 for tokens in learned] == [False, True, True]
-    # Nothing of the progress, which is for a terminal.
-    assert "\r" not in offline_demo
-    assert "of 112 messages" not in offline_demo
+    assert [int(tokens) > 0 for tokens in learned] == [False, True]
 
 
 def test_a_killed_process_has_told_only_one_memory(offline_demo: str) -> None:
     """The prompt of the new session has a fact, with its quote, from the session that was killed."""
-    killed = offline_demo.split("is KILLED.")[1].split("\n\n  turn 1", maxsplit=1)[0]
+    killed = offline_demo.split("is KILLED.")[1].split("\n\n  Question", maxsplit=1)[0]
     for name, answer in (
         ("Memory", NOT_SEEN),
-        ("Memory, its blocks", NOT_SEEN),
         ("CondensedMemory", "You are allergic to nuts."),
     ):
         assert re.search(rf"^  {name} +{re.escape(answer)}$", killed, re.MULTILINE)
@@ -110,21 +105,7 @@ def test_a_killed_process_has_told_only_one_memory(offline_demo: str) -> None:
     assert 'The fact quotes the user: "I\'m allergic to nuts"' in killed
 
 
-def test_with_all_it_tells_what_was_said_in_each_turn_and_each_answer(
-    offline_demo: str,
-) -> None:
-    turns = dict(re.findall(r"^  turn (\d+) +(.*)$", offline_demo, re.MULTILINE))
-    words = {
-        "1": "Logan",
-        "2": "3214 * 322",
-        "3": "peanuts",
-        "5": "blue van",
-        "15": "green",
-        "4": "I live in Porto",
-        "49": "Braga",
-    }
-    assert turns.keys() == words.keys()
-    assert all(word in turns[turn] for turn, word in words.items())
+def test_with_all_it_prints_each_answer(offline_demo: str) -> None:
     for answer in (
         "Your name is Logan.",
         "You bought a blue van from Marta.",
@@ -156,7 +137,7 @@ def test_at_a_terminal_it_shows_its_progress_and_can_be_interrupted(
     tmp_path: Path,
 ) -> None:
     with at_terminal("demo", TMPDIR=str(tmp_path)) as terminal:
-        terminal.wait_for("  9 of 112 messages")
+        terminal.wait_for("9/112")
         terminal.press_ctrl_c()
         assert terminal.end() == 130
         assert "Traceback" not in terminal.printed
@@ -178,7 +159,7 @@ def test_the_offline_model_tells_of_the_turn_that_is_asked_about() -> None:
         '<message role="user">My name is Ann.</message>',
         '<message role="assistant">Noted: your name is Ann.</message>',
     ]
-    told = "I called add with a=12, b=30 and got 42."
+    told = 'I called add({"a": 12, "b": 30}), got 42.'
     for past, question, answer in (
         (turns, "How did you work out 12 + 30?", told),
         (turns, "How did you go about that?", NO_CALL),
@@ -190,7 +171,7 @@ def test_the_offline_model_tells_of_the_turn_that_is_asked_about() -> None:
 
 
 def ask(question: str) -> ChatMessage:
-    return reply([ChatMessage(question)], ["add", "multiply", "divide"])
+    return reply([ChatMessage(question)])
 
 
 @pytest.mark.parametrize(
@@ -266,29 +247,10 @@ async def test_an_agent_works_with_the_offline_model(
 ) -> None:
     agent = FunctionAgent(llm=OfflineModel(), tools=[divide], streaming=streaming)
     memory: CondensedMemory = open_memory()
-    answer = await agent.run("Please divide 7 by -2", memory=memory)
-    assert str(answer) == "The result is -3.5."
-    answer = await agent.run("How did you go about answering that?", memory=memory)
-    assert str(answer) == "I called divide with a=7, b=-2 and got -3.5."
-    answer = await agent.run("Now divide 1 by 0", memory=memory)
-    assert "division by zero" in str(answer)
-
-
-def test_the_offline_model_says_that_it_answers_by_rules() -> None:
+    assert "your name is Ann" in str(await agent.run("My name is Ann.", memory=memory))
+    answer = await agent.run("What is my name?", memory=memory)
+    assert str(answer) == "Your name is Ann."
     assert "answers by rules" in OfflineModel().metadata.model_name
-    assert OfflineModel().complete("What is 2 - 1?").text == ABOUT
-
-
-async def test_the_offline_model_learns_facts_for_the_block_of_llamaindex() -> None:
-    block = FactExtractionMemoryBlock(llm=OfflineModel())
-    await block.aput(
-        [
-            ChatMessage("I live in Rome. I like tea."),
-            ChatMessage("You live in Oslo.", role="assistant"),
-            ChatMessage("Where do I live?"),
-        ]
-    )
-    assert block.facts == ["Lives in Rome", "Likes tea"]
 
 
 async def extracted(*said: str, known: tuple[str, ...] = ()) -> ValidatedReply:

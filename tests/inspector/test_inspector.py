@@ -26,7 +26,7 @@ from llama_index_memory_ext import (
     PromptPreviewer,
     StoreError,
 )
-from llama_index_memory_ext.agent_view import ALL
+from llama_index_memory_ext.agent_view import ALL_FACTS
 from llama_index_memory_ext.apps.inspector.actions import Action
 from llama_index_memory_ext.apps.inspector.pages import Access
 from llama_index_memory_ext.store.rows import ReadPosition
@@ -662,7 +662,7 @@ async def test_for_an_agent_its_own_facts_are_shown_in_the_order_of_the_prompt(
     client = await inspect(filled, writes=True, limits={"agent_id": "cook"})
     own = Fact(id="own", content="Cooks without museums", agent_id="cook", pinned=True)
     other = Fact(id="other", content="Sleeps in museums", agent_id="maid")
-    await client.inspector.writer.facts.write("mia", [own, other], view=ALL)
+    await client.inspector.writer.facts.write("mia", [own, other], view=ALL_FACTS)
     page = (await client.get("session", params={"id": SESSION, "q": "museums?"})).text
     assert "Cooks without museums" in page
     assert "Sleeps in museums" not in page
@@ -684,7 +684,7 @@ async def test_for_an_agent_its_own_facts_are_shown_in_the_order_of_the_prompt(
     )[1]
     assert re.findall(r"<dd>(.*?)</dd>", timeline) == [
         "learned",
-        "removed by hand",
+        "retired: hand: retired by hand",
     ]
 
 

@@ -77,7 +77,7 @@ async def test_the_event_loop_goes_on_while_a_reply_of_40_mb_is_refused(
 
 
 async def test_a_reply_that_is_too_long_is_told_apart() -> None:
-    text = json.dumps({"new_facts": [FACT]}) + " " * MOST_CHARACTERS
+    text = json.dumps({"new_facts": [FACT]}) + "x" * MOST_CHARACTERS
     with pytest.raises(FactReplyError, match="more than 400,000 characters"):
         await ask_for_facts(Answering(answer=answered(text)), [ChatMessage("?")])
     thoughts = (

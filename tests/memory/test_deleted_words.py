@@ -19,7 +19,7 @@ from llama_index_memory_ext import (
     OfflineModel,
     RelevantFactsBlock,
 )
-from llama_index_memory_ext.agent_view import ALL
+from llama_index_memory_ext.agent_view import ALL_FACTS
 from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.store.schema import TABLES
 from llama_index_memory_ext.store.transaction import Transaction
@@ -182,7 +182,7 @@ async def test_a_team_forgets_a_person_and_keeps_the_others(store: MemoryStore) 
     text = await stored(store)
     assert "Annville" not in text
     assert text.count("I live in Bobville2") > 1
-    assert (await store.facts.read("team", view=ALL)).epoch
+    assert (await store.facts.read("team", view=ALL_FACTS)).epoch
 
 
 async def test_a_person_is_found_by_the_facts_when_the_messages_are_gone(

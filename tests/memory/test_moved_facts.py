@@ -65,7 +65,7 @@ async def exported(store: MemoryStore, **options: Any) -> tuple[str, str]:
 async def row_texts(memory: CondensedMemory) -> list[str]:
     """The texts of the rows that Bob's fact names."""
     (fact,) = await memory.facts.alist()
-    rows = await memory.sql_store.readers.rows("chat", fact.message_ids)
+    rows = await memory.sql_store.readers.rows_by_id("chat", fact.message_ids)
     assert len(rows) == len(fact.message_ids)
     return [str(row.message.content) for row in rows]
 

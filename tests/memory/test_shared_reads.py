@@ -14,7 +14,7 @@ from llama_index.core.llms import ChatMessage
 
 from benchmarks.messages import put_facts, sample_messages
 from llama_index_memory_ext import CondensedMemory, MemoryStore, TokenCounter
-from llama_index_memory_ext.agent_view import SHARED
+from llama_index_memory_ext.agent_view import SHARED_FACTS
 from llama_index_memory_ext.facts.known import UserFacts
 from llama_index_memory_ext.facts.ranking import counted_line
 from llama_index_memory_ext.search.tfidf import TfidfRanker
@@ -247,7 +247,7 @@ async def test_facts_that_two_tasks_read_never_become_older(store: MemoryStore) 
     facts = UserFacts(
         store,
         "ann",
-        SHARED,
+        SHARED_FACTS,
         TfidfRanker,
         partial(counted_line, counter=TokenCounter()),
     )

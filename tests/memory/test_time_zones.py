@@ -144,7 +144,7 @@ def test_today_yesterday_and_tomorrow_are_days_of_the_user(
         newer = Window(ReadPosition(), Limits(), COUNTER, entries=(entries[1],))
         assert reader.today(newer) == ""
         # Recall, and a question about the past.
-        index.take([row])
+        index.add([row])
         assert index.today == today
         assert index.ranked("Hi.")[0].message.day == today.isoformat()
         asked = yesterday_asked(BLOCK.now().date())

@@ -42,7 +42,7 @@ def on_days(rows: Sequence[LogRow], *days: int) -> list[LogRow]:
 
 def index_of(rows: Sequence[LogRow]) -> MessageIndex:
     index = MessageIndex(1, COUNTER)
-    index.take(rows)
+    index.add(rows)
     return index
 
 
@@ -63,7 +63,7 @@ def found(
         RecallBudget(limit, most or limit, **shares),
         message_limit,
     )
-    return [ranked.message.row_ids for ranked in fitting.shown]
+    return [ranked.message.row_ids for ranked in fitting.messages]
 
 
 def places(messages: Sequence[ChatMessage], question: str, *context: str) -> Any:
@@ -104,7 +104,7 @@ def test_a_share_shows_fewer_messages_but_all_that_fit_have_heat() -> None:
     for share in (1.0, 0.5):
         budget = RecallBudget(200, 200, asking_share=share)
         fitting = index.fitting("Which tea is green?", (), EVERYTHING, budget, 500)
-        shown.append(len(fitting.shown))
+        shown.append(len(fitting.messages))
         heats.append(fitting.heat)
     assert shown[0] == 8
     assert 0 < shown[1] < 8
@@ -399,10 +399,10 @@ def test_rows_in_pieces_give_the_same_answers_as_all_at_once(
     at_once, in_pieces = index_of(rows), index_of([])
     start = 0
     for size in sizes:
-        in_pieces.take(rows[max(start - 2, 0) : start + size])
+        in_pieces.add(rows[max(start - 2, 0) : start + size])
         start += size
-    in_pieces.take(rows)
-    in_pieces.take(rows)
+    in_pieces.add(rows)
+    in_pieces.add(rows)
     for question in QUESTIONS:
         assert found(in_pieces, question) == found(at_once, question)
         assert found(in_pieces, "and then?", question, "tea") == found(
@@ -440,7 +440,7 @@ def test_rows_that_are_indexed_for_a_while_leave_nothing_behind(
     with index.extended(rows[indexed : indexed + added]):
         assert_same(index_of(rows[: indexed + added]))
     assert_same(index_of(rows[:indexed]))
-    index.take(rows)
+    index.add(rows)
     assert_same(index_of(rows))
 
 
@@ -516,13 +516,13 @@ def test_threads_may_take_and_search_at_the_same_time() -> None:
     rows = rows_of(*(user(f"tea number {i} of plantation {i % 7}") for i in range(300)))
     index = index_of([])
     with ThreadPoolExecutor(8) as pool:
-        takes = [pool.submit(index.take, rows[: i + 1]) for i in range(0, 300, 7)]
+        takes = [pool.submit(index.add, rows[: i + 1]) for i in range(0, 300, 7)]
         searches = [
             pool.submit(found, index, f"tea of plantation {i % 7}") for i in range(60)
         ]
         for future in (*takes, *searches):
             future.result()
-    index.take(rows)
+    index.add(rows)
     assert (
         sorted(found(index, "tea"))
         == sorted(found(index_of(rows), "tea"))

@@ -268,7 +268,8 @@ async def test_a_database_user_who_may_not_make_what_is_missing_is_told_so(
     await write_as_host(empty_postgres_uri)
     uri = await role_of(empty_postgres_uri)
     with pytest.raises(
-        StoreError, match=r"refused making the tables: .*denied.* as a user who may"
+        StoreError,
+        match=r"refused making the tables: must be owner .* as a user who may",
     ):
         await open_and_close(uri)
     assert set(await structure(uri)) == {"llama_index_memory"}

@@ -114,6 +114,45 @@ async def test_a_reader_is_given_what_it_has_not_seen(store: MemoryStore) -> Non
     assert await read(store, seen) == ["active"]
 
 
+async def test_a_page_with_more_new_rows_than_its_limit_is_fresh(
+    store: MemoryStore,
+) -> None:
+    """The row that the reader has read last is then not among the rows of the query."""
+    await store.log.append("chat", [user("one")], len)
+    first = await store.readers.page("chat", "reader", ReadPosition(), limit=2)
+    seen = ReadPosition(first.epoch, first.position, first.rows[-1].id)
+    await store.log.append("chat", [user("two"), user("three"), user("four")], len)
+    page = await store.readers.page("chat", "reader", seen, limit=2)
+    assert (page.fresh, page.more) == (True, True)
+    assert [row.message.content for row in page.rows] == ["three", "four"]
+
+
+async def test_a_reader_moves_in_a_log_that_only_the_host_has_written(
+    database_uri: str, open_store: OpenStore
+) -> None:
+    """Such a log has no epoch before the first cursor is stored."""
+    async with host_on(database_uri) as host:
+        await host.add_message("chat", user("one"), status=MessageStatus.ARCHIVED)
+    store = open_store(database_uri)
+    page = await store.readers.page("chat", "reader", ReadPosition(), limit=2)
+    place = {"epoch": page.epoch, "old": page.position, "new": page.rows[-1].id}
+    assert page.epoch == 0
+    assert await store.readers.move("chat", "reader", **place)
+    assert await store.readers.state("chat", "reader") == (place["new"], None)
+
+
+async def test_a_copy_keeps_the_state_of_a_reader_that_has_read_all_of_it(
+    store: MemoryStore,
+) -> None:
+    await store.log.append("chat", [user("one"), user("two")], len)
+    page = await store.readers.page("chat", "reader", ReadPosition(), limit=2)
+    place = {"epoch": page.epoch, "old": 0, "new": page.rows[-1].id}
+    assert await store.readers.move("chat", "reader", **place, state={"sum": "two"})
+    await store.owners.branch("chat", "copy", SessionAccess(), None, with_end=True)
+    last = (await store.readers.find("copy"))[-1]
+    assert await store.readers.state("copy", "reader") == (last.id, {"sum": "two"})
+
+
 async def test_a_moved_cursor_hides_what_is_behind_it_from_its_reader_only(
     store: MemoryStore,
 ) -> None:
@@ -164,7 +203,7 @@ async def test_rows_of_the_log_can_be_asked_for_by_id_and_from_any_place_on(
     await store.log.append("other", [user("not yours")], len)
     rows = (await store.readers.unread("chat", "reader", after=0, limit=10)).rows
     assert said([row.message for row in rows]) == [f"message {i}" for i in range(5)]
-    found = await store.readers.rows(
+    found = await store.readers.rows_by_id(
         "chat", [rows[3].id, rows[1].id, rows[4].id + 1, rows[4].id + 2, 10**6]
     )
     assert said([row.message for row in found]) == [

@@ -37,7 +37,6 @@ _RIGHT_VALUES = {
     "FORMAT": "llama_index or openai, such as --format openai",
     "ORDER": "used, messages or name, such as --sort name",
     "PORT": "a port from 0 to 65535 such as 8000",
-    "PROGRAM": "claude-desktop, claude-code, cursor or vscode",
     "STATE": "present, past, retired, expired, pending or all",
     "TAG": "a tag of 1 to 100 characters such as diet",
     "TEXT": 'a text such as "Likes tea"',

@@ -171,7 +171,7 @@ def demo(
         bool, typer.Option("--all", help="Print each answer too.")
     ] = False,
 ) -> None:
-    """Compare this memory with LlamaIndex's, with and without its blocks.
+    """Compare this memory with LlamaIndex's.
 
     The memories have the same token_limit. They are asked after 54 turns, and in a new
     session after their process was killed. With OPENAI_API_KEY set, a model of OpenAI

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
+from json import dumps
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import llama_index_memory_ext as ext
@@ -16,10 +21,14 @@ from llama_index_memory_ext.apps.cli.app import (
     User,
     Yes,
 )
-from llama_index_memory_ext.apps.cli.leftovers import holds_deleted, stored_texts
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
+
+# Of each text, the beginning: a database scatters a longer piece over several pages.
+_PIECE_CHARACTERS = 40
+# A shorter piece is too common to prove anything.
+_SHORTEST_PIECE = 8
 
 
 class _StoredData(NamedTuple):
@@ -55,8 +64,8 @@ def forget(
     """Delete a person, or one session, for good.
 
     For a person, all facts and all sessions are deleted. The command asks before it
-    deletes. Then it rewrites a SQLite file, and searches it for the deleted words; exit
-    code 1 if the file still holds some.
+    deletes. Then it rewrites a SQLite file, and searches it for the deleted texts; exit
+    code 1 if the file still holds the beginning of a text.
     """
     name = cli.one_of(user, session)
 
@@ -198,9 +207,7 @@ async def _delete(
     """Delete the data, rewrite the file with ``vacuum``, and search the file for the deleted texts."""
     session_ids = stored.session_ids
     file = store.file
-    texts = set()
-    if file:
-        texts = await stored_texts(store, session_ids, stored.facts)
+    texts = await _texts_of(store, stored) if file else set()
     if stored.users:
         deleted = await store.forget_user(
             stored.users[0], session_ids=session_ids, vacuum=False
@@ -221,3 +228,47 @@ async def _delete(
     if not in_file:
         text += "\nThe file was searched: none of the deleted texts is left in it."
     return Output({"deleted": deleted, "in_file": in_file}, text)
+
+
+async def _texts_of(store: ext.MemoryStore, stored: _StoredData) -> set[str]:
+    texts = {fact.content for fact in stored.facts}
+    texts.update(fact.quote for fact in stored.facts)
+    # One session at a time: a parsed message takes much more memory than its text.
+    for session in stored.session_ids:
+        messages = await store.get_messages(session, None)
+        texts.update(message.content or "" for message in messages)
+    return texts
+
+
+def holds_deleted(file: Path, texts: Iterable[str]) -> bool:
+    """Return whether a SQLite file or its journals hold the beginning of a text that is in no row any more."""
+    pieces = _pieces(texts)
+    remaining = set()
+    for ending in ("", "-wal", "-journal"):
+        path = Path(f"{file}{ending}")
+        if not path.exists() or not path.stat().st_size:
+            continue
+        with (
+            path.open("rb") as opened,
+            mmap(opened.fileno(), 0, access=ACCESS_READ) as content,
+        ):
+            for piece in pieces:
+                if content.find(piece.encode(errors="replace")) >= 0:
+                    remaining.add(piece)
+    if remaining:
+        with closing(sqlite3.connect(file)) as connection:
+            for row in connection.iterdump():
+                # In SQL, an apostrophe is doubled.
+                text = row.replace("''", "'")
+                remaining = {piece for piece in remaining if piece not in text}
+    return bool(remaining)
+
+
+def _pieces(texts: Iterable[str]) -> set[str]:
+    """Return the beginnings of the texts, as they are and as a row holds them in JSON."""
+    pieces = set()
+    for text in texts:
+        beginning = text.strip()[:_PIECE_CHARACTERS]
+        if len(beginning) >= _SHORTEST_PIECE:
+            pieces |= {beginning, dumps(beginning)[1:-1]}
+    return pieces

@@ -30,7 +30,7 @@ from llama_index_memory_ext.apps.cli.app import (
 )
 
 if TYPE_CHECKING:
-    from llama_index_memory_ext import CondensedMemory, Fact, RelevantFactsBlock
+    from llama_index_memory_ext import CondensedMemory, Fact
 
 # The first parameter is the memory with the facts. The other parameters are the
 # arguments and options of the command.
@@ -73,12 +73,6 @@ _TAGS = Annotated[
     cli.option("--tag TAG", "A tag; repeat the option for more.", parser=_with_words),
 ]
 _FILTERS: dict[str, Any] = {
-    "with_retired": Annotated[
-        bool | None, typer.Option("--retired", help="Include retired facts.")
-    ],
-    "with_expired": Annotated[
-        bool | None, typer.Option("--expired", help="Include expired facts.")
-    ],
     "since": Annotated[
         str | None,
         cli.option("--since DAY", "Learned on this day or later.", parser=_day),
@@ -182,13 +176,6 @@ async def list_(memory: "CondensedMemory", **options: Any) -> Output:
     return await _with_unread(memory, _listed(memory, facts))
 
 
-@command("pending")
-async def pending(memory: "CondensedMemory") -> Output:
-    """List the facts that are not yet approved or rejected."""
-    facts = await cli.book_of(memory).alist(state="pending")
-    return _listed(memory, facts, " that are pending")
-
-
 @command("approve", "3f2a91bc")
 async def approve(memory: "CondensedMemory", fact_ids: _RequiredIds) -> Output:
     """Approve pending facts, and retire the facts they correct.
@@ -232,12 +219,10 @@ async def explain(memory: "CondensedMemory", question: _Question) -> Output:
     defaults: a fact is left out while the prompt shows its message. Without --agent,
     the shared facts are explained.
     """
-    block = memory.facts_block
-    context: Sequence[str] = ()
-    if memory.session_id != cli.NO_SESSION:
-        block = await _preview(memory, question)
-        context = block.last_question.context
-    explanation = await block.aexplain(question, context=context)
+    if memory.session_id == cli.NO_SESSION:
+        explanation = await memory.facts_block.aexplain(question)
+    else:
+        explanation = await _explain_in_session(memory, question)
     facts = []
     for explained in explanation.facts:
         fields = _with_numbers(
@@ -263,22 +248,23 @@ async def _with_unread(memory: "CondensedMemory", output: Output) -> Output:
     return output._replace(text=Group(output.text, note))
 
 
-async def _preview(memory: "CondensedMemory", question: str) -> "RelevantFactsBlock":
-    """Return the facts block of a prompt for the question, of which nothing is stored."""
+async def _explain_in_session(memory: "CondensedMemory", question: str) -> Any:
+    """Explain the facts of a prompt for the question, of which nothing is stored."""
     # Imported here: it imports LlamaIndex.
     from llama_index_memory_ext import PromptPreviewer
 
     block = memory.facts_block
-    store = memory.sql_store
-    namespace = block.namespace_of(memory.session_id)
     limits = {
         "agent_id": block.agent_id,
         "embed_model": block.embed_model,
         "time_zone": block.zone,
     }
-    previewer = await PromptPreviewer.open(store, memory.session_id, namespace, limits)
+    namespace = block.namespace_of(memory.session_id)
+    previewer = await PromptPreviewer.open(
+        memory.sql_store, memory.session_id, namespace, limits
+    )
     preview = await previewer.prompt(question)
-    return preview.memory.facts_block
+    return preview.explanation
 
 
 def _with_numbers(entry: Any, *names: str) -> dict[str, Any]:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import shlex
 import signal
 import socket
-import sys
 from contextlib import aclosing, suppress
 from inspect import signature
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -25,11 +22,9 @@ from llama_index_memory_ext.apps.cli.app import (
     Session,
     TimeZone,
     User,
-    find_store,
 )
 from llama_index_memory_ext.apps.cli.facts import check_whose
 
-_Program = Literal["claude-desktop", "claude-code", "cursor", "vscode"]
 # Not an option, because other users can read the arguments of a process.
 _TOKEN_VARIABLE = "LLAMA_INDEX_MEMORY_MCP_TOKEN"  # noqa: S105 - the name of a variable
 _SHORTEST_TOKEN = 16
@@ -39,15 +34,6 @@ _SILENT: dict[str, Any] = {
     "log_config": None,
     "server_header": False,
 }
-# The place in which each program looks for its servers.
-_CONFIG_FILES: dict[str, str] = {
-    "claude-desktop": "Settings > Developer > Edit Config: claude_desktop_config.json",
-    "cursor": "~/.cursor/mcp.json, or .cursor/mcp.json of a project",
-    "vscode": ".vscode/mcp.json of a project",
-    "claude-code": "a terminal",
-}
-
-
 # The limits of ``from_defaults``.
 _TOKEN_LIMITS = {
     "token_limit": "Of the prompt. Default: 60000.",
@@ -143,7 +129,7 @@ async def _serve(server: Any, host: str, port: int, path: str, note: str) -> Non
         await asyncio.sleep(0)
 
 
-@cli.app.command(epilog=cli.example("mcp --user ann --print-config cursor"))
+@cli.app.command(epilog=cli.example("mcp --user ann --embed local"))
 def mcp(
     *,
     user: User = None,
@@ -156,10 +142,6 @@ def mcp(
     ] = False,
     embed: Embed = None,
     time_zone: TimeZone = None,
-    print_config: Annotated[
-        _Program | None,
-        cli.option("--print-config PROGRAM", "Print a configuration, and end."),
-    ] = None,
     http: Annotated[
         int | None,
         cli.option("--http PORT", "Serve HTTP; it needs a token.", min=0, max=65_535),
@@ -178,16 +160,6 @@ def mcp(
     proxy with TLS in front.
     """
     check_whose(user, session)
-    if print_config:
-        options = {
-            "--user": user,
-            "--session": session,
-            "--embed": embed,
-            "--time-zone": time_zone and str(time_zone),
-            "--read-only": "" if read_only else None,
-        }
-        _print_config(print_config, find_store(db), options)
-        return
     token = os.environ.get(_TOKEN_VARIABLE, "")
     if http is not None and len(token) < _SHORTEST_TOKEN:
         making = 'python -c "import secrets; print(secrets.token_urlsafe())"'
@@ -222,43 +194,3 @@ def mcp(
         await _serve(http_server, host, http, "/mcp", "Ctrl-C ends it.")
 
     cli.run(db, answer, create=not read_only)
-
-
-def _print_config(
-    program: _Program, store: ext.MemoryStore, options: dict[str, str | None]
-) -> None:
-    """Print the configuration that starts the command, with absolute paths; print its place on stderr."""
-    file = store.file
-    arguments = _mcp_arguments(store, options)
-    if program == "claude-code":
-        command = ["claude", "mcp", "add", "memory", "--", sys.executable, *arguments]
-        print(shlex.join(command))
-    else:
-        server: dict[str, Any] = {"command": sys.executable, "args": arguments}
-        if not file:
-            server["env"] = {"LLAMA_INDEX_MEMORY_DB": store.address}
-        key = "servers" if program == "vscode" else "mcpServers"
-        print(json.dumps({key: {"memory": server}}, indent=2))
-    cli.say(f"This belongs into {_CONFIG_FILES[program]}.", stderr=True)
-    if not file:
-        cli.say(
-            "Set LLAMA_INDEX_MEMORY_DB to the address of the database with its password.",
-            stderr=True,
-        )
-
-
-def _mcp_arguments(store: ext.MemoryStore, options: dict[str, str | None]) -> list[str]:
-    """Return the arguments of Python that start ``mcp`` on the store; an option with the value "" is a flag."""
-    arguments = ["-m", "llama_index_memory_ext"]
-    if store.table_name != ext.MemoryStore().table_name:
-        arguments.append(f"--table={store.table_name}")
-    if store.db_schema:
-        arguments.append(f"--schema={store.db_schema}")
-    arguments.append("mcp")
-    for name, value in options.items():
-        if value is not None:
-            arguments += filter(None, (name, value))
-    file = store.file
-    if file:
-        arguments += ["--db", str(file)]
-    return arguments

@@ -312,25 +312,10 @@ def timeline_of(fact: Fact) -> list[tuple[datetime, str]]:
     return sorted(events)
 
 
-_ENDINGS = {
-    None: "retired",
-    "change": "no longer true",
-    "correction": "never true",
-    "request": "forgotten for the user",
-    "hand": "removed by hand",
-    "limit": "retired",
-    "rejected": "rejected",
-}
-# The reasons that ``FactBook`` gives; they say no more than the ending.
-_OWN_REASONS = (None, "retired by hand", "rejected by hand")
-
-
 def _retirement(retired: Any) -> str:
-    """Return how a fact has ended, and why."""
-    ending = _ENDINGS[retired.retired_by]
-    if retired.retired_reason in _OWN_REASONS:
-        return ending
-    return f"{ending}: {retired.retired_reason}"
+    """Return how a fact has ended, and why: "retired: change: moved to Rome"."""
+    known_parts = filter(None, (retired.retired_by, retired.retired_reason))
+    return ": ".join(["retired", *known_parts])
 
 
 async def report(
