@@ -96,10 +96,10 @@ class FactReplyError(MemoryExtError, ValueError):
 
     response: ChatResponse | None = None
 
-    def __init__(self, reply: str, problem: str = "", *, form: str = _FACTS) -> None:
+    def __init__(self, reply: str, problem: str = "") -> None:
         detail = f" ({problem})" if problem else ""
         super().__init__(
-            f"Expected JSON such as {form}, or an empty answer for nothing new; saw {len(reply)} characters "
+            f"Expected JSON such as {_FACTS}, or an empty answer for nothing new; saw {len(reply)} characters "
             f"in which there is none{detail}. `reply` of this error holds them."
         )
         self.reply = reply

@@ -49,10 +49,10 @@ async def backfill(
     store: MemoryStore,
     block: RelevantFactsBlock,
     session_id: str,
-    session_ids: Sequence[str] | None = None,
+    session_ids: Sequence[str] | None,
     *,
-    show_progress: bool = False,
-    failed: bool = False,
+    show_progress: bool,
+    failed: bool,
 ) -> Backfilled:
     """Extract facts from the unread messages of sessions, one session after the other.
 

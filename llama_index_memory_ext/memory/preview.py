@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.base.llms.types import ChatMessage, TextBlock
 
-from llama_index_memory_ext.agent_view import ALL_FACTS, AgentView
+from llama_index_memory_ext.agent_view import ALL_FACTS
 from llama_index_memory_ext.learning.progress import progress_of
 from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
 from llama_index_memory_ext.store.cache import StoreCache
-from llama_index_memory_ext.store.facts import NOTHING_READ, FactChanges, Facts
 from llama_index_memory_ext.store.readers import Readers
 from llama_index_memory_ext.store.rows import LogRow, ReadPosition, Snapshot
 from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, LAST_ID, display_name
@@ -141,32 +140,6 @@ class PreviewReaders(Readers):
         return True
 
 
-class PreviewFacts(Facts):
-    """Reads the facts of a user, and remembers the facts of all agents.
-
-    ``by_id``: all facts that were read and not deleted since, by their ids.
-    """
-
-    def __init__(self, database: Any) -> None:
-        super().__init__(database)
-        self.by_id: dict[str, Fact] = {}
-
-    async def read(
-        self,
-        namespace: str,
-        seen: FactChanges = NOTHING_READ,
-        *,
-        view: AgentView = ALL_FACTS,
-    ) -> FactChanges:
-        """Return the facts of a view that changed since ``seen``, as ``Facts``."""
-        changes = await super().read(namespace, seen, view=ALL_FACTS)
-        if not changes.fresh:
-            self.by_id = {}
-        self.by_id |= {fact.id: fact for fact in changes.facts}
-        visible = [fact for fact in changes.facts if view.sees(fact.agent_id)]
-        return changes._replace(facts=visible)
-
-
 class _Subject(NamedTuple):
     """A session and an owner of facts, with their epochs, which change when messages or facts are deleted."""
 
@@ -201,12 +174,12 @@ class PromptPreviewer:
         self.namespace = subject.namespace
         self._subject = subject
         self._store = store
-        self._facts = PreviewFacts(store.database)
         # A preview stores nothing, so it must not share the cache of memories that do.
-        parts = {"facts": self._facts, "cache": StoreCache()}
         options: Any = {"extract_facts": False, **limits}
         self._memory = CondensedMemory.from_defaults(
-            "preview", chat_store=store.model_copy(update=parts), **options
+            "preview",
+            chat_store=store.model_copy(update={"cache": StoreCache()}),
+            **options,
         )
         # The host may have stored an id that ``from_defaults`` does not accept.
         self._memory.session_id = subject.session_id
@@ -265,6 +238,7 @@ class PromptPreviewer:
         tokens = Counter[str]()
         for part in parts:
             tokens[part.kind] += part.tokens
+        all_facts = await self._store.facts.read(self.namespace, view=ALL_FACTS)
         facts_block = memory.facts_block
         latest = facts_block.last_question
         # After the prompt, so that the explanation knows the record in it.
@@ -279,7 +253,7 @@ class PromptPreviewer:
             facts=_sort_as_in_prompt(explanation.facts, memory.last_used().facts),
             runs=[list(run) for _, run in groupby(parts, attrgetter("kind", "role"))],
             tokens=tokens,
-            all_facts=list(self._facts.by_id.values()),
+            all_facts=all_facts.facts,
             active=await readers.count_messages(memory.session_id, status=ACTIVE),
             readers=await self._read_progress(),
             memory=memory,
