@@ -91,6 +91,7 @@ ANSWERING = {
     "CondensedMemory without facts, 600 tokens": "`CondensedMemory` without facts",
     "CondensedMemory with added facts, 600 tokens": "`CondensedMemory`, facts added by a program",
     "CondensedMemory that learns, 600 tokens": "`CondensedMemory` by default (two conversations)",
+    "FactExtractionMemoryBlock, 600 tokens": "`Memory` with `FactExtractionMemoryBlock` (the same two)",
 }
 ANSWER_COLUMNS = (
     ("right answers", "right answers", "of"),
@@ -102,7 +103,8 @@ ANSWER_COLUMNS = (
     ("a prompt", "tokens of a prompt", ",.0f"),
 )
 LOCOMO_ANSWERS = """\
-For a conversation, learning sent {answers|CondensedMemory that learns, 600 tokens: learning, sent|,.0f} tokens and received {answers|CondensedMemory that learns, 600 tokens: learning, received|,.0f}.
+For a conversation, learning sent {answers|CondensedMemory that learns, 600 tokens: learning, sent|,.0f} tokens and received {answers|CondensedMemory that learns, 600 tokens: learning, received|,.0f} with
+`CondensedMemory`, and {answers|FactExtractionMemoryBlock, 600 tokens: learning, sent|,.0f} and {answers|FactExtractionMemoryBlock, 600 tokens: learning, received|,.0f} with the block.
 
 The same model answered 30 questions about the beginnings of five conversations of LoCoMo, which people wrote (`answers_locomo`;
 judged by words of the evidence). The evidence had left the list of messages: {answers_locomo|CondensedMemory without facts: right answers|of} right with \
