@@ -144,7 +144,7 @@ def _open_sides(folder: Path, session: str) -> list[_Side]:
 
 
 def run(*, with_all: bool = False) -> int:
-    """Compare the memories, print what comes of it, and return the exit code; ``with_all`` adds each answer."""
+    """Compare the memories, print the answers, and return the exit code; ``with_all`` adds each answer."""
     folder = Path(tempfile.mkdtemp(prefix="demo-"))
     model = choose_model()
     _print_labelled("Model", describe_model(model))

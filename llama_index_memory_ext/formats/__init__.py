@@ -39,7 +39,7 @@ _HINT = "To read a file, pass its bytes: Path(...).read_bytes()."
 _CONVERT = "Convert it first, with the script of docs/recipes"
 _LANGCHAIN = f"a message of LangChain. {_CONVERT}/from-langgraph.md"
 _OPENAI_AGENTS = f"an item of openai-agents. {_CONVERT}/from-other-agents.md"
-# What a value is that has a key of another format, and the page with the script for it.
+# By a key that only another format has: the name of the format, and the page with its script.
 _FORMATS = {
     "lc": _LANGCHAIN,
     "channel_values": f"a checkpoint of LangGraph. {_CONVERT}/from-langgraph.md",

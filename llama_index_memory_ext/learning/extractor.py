@@ -70,7 +70,7 @@ class FactsBefore(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a model has answered to a request, and the seconds that it took."""
+    """The answer of a model to a request, and the seconds of the call."""
 
     request: Request
     reply: ExtractionReply

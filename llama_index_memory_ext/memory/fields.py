@@ -174,7 +174,7 @@ class MemoryFields(Memory):
         return block
 
     def _block_of(self, kind: str) -> Any:
-        """Return the first block of this class. The classes import what the parts of a memory must not."""
+        """Return the first block of this class, by its name: importing the class here would be a cycle."""
         return next(b for b in self.memory_blocks if type(b).__name__ == kind)
 
     @property

@@ -1,4 +1,4 @@
-"""The index of the messages of a session: finds those that match a question, and fits them into a budget."""
+"""The index of the messages of a session: finds the messages that match a question, and fits them into a budget."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 # The results of this tool repeat the log. They are not indexed.
 SEARCH_TOOL = "search_memory"
-# The question and the two turns before it find messages. A turn weighs half of what it
-# weighs for facts, because the record mostly shows these turns.
+# The question and the two turns before it find messages. A turn weighs half as much as
+# for facts, because the record mostly shows these turns.
 CONTEXT_TURNS = 3
 _EARLIER_WEIGHT = 0.1
 # The weights of the words of the messages before and after a message, at distance 1, 2

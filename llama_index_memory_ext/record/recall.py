@@ -531,7 +531,7 @@ def show_messages(
 def recalled_messages(
     messages: Sequence[_ShownMessage], sticky: Container[int], counter: TokenCounter
 ) -> RecalledMessages:
-    """Return the messages, and the section with those that are not sticky already."""
+    """Return the messages, and a section without the sticky messages."""
     parts = []
     for message, entries in messages:
         if message.row_ids[0] not in sticky:

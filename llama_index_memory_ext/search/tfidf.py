@@ -495,7 +495,7 @@ class TfidfRanker:
         return tuple(code for code in codes if code != "en")
 
     def _stem_words(self, codes: Iterable[str]) -> None:
-        """Stem all words of the documents in those of these languages that are new, which takes long for many words."""
+        """Stem all words of the documents in the languages that are new here. This takes long for many words."""
         new = [code for code in codes if code not in self._by_stem]
         for code in new:
             self._by_stem[code] = defaultdict(set)

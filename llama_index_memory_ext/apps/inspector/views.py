@@ -164,7 +164,7 @@ class Views:
         return {**session, **numbers, "preview": preview, "q": question}
 
     async def messages(self, query: Mapping[str, str]) -> Context:
-        """Return the messages of a session, oldest first; of the last page by default; with ``q``, of those with it."""
+        """Return the messages of a session, oldest first; the last page by default; ``q`` searches them."""
         session = await self._session(query)
         number = query.get("page", "")
         part = query.get("q", "")
