@@ -22,10 +22,15 @@ if TYPE_CHECKING:
     from llama_index.core.tools import BaseTool
 
 
-ABOUT = "I answer by rules: what you said about yourself, and which tools were called."
+ABOUT = (
+    "I answer by rules: what you said about yourself, which tools I called, "
+    "and a tool that you name with two numbers."
+)
 NOT_SEEN = "I cannot see that in what I was shown."
 NO_CALL = "I called no tool for that. I answered from what I was shown."
 
+# The arguments of a tool for two numbers.
+_PARAMETERS = ("a", "b")
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 # Recalled messages, which are older than the others, have no end tag and no "role=".
@@ -36,6 +41,7 @@ _ELEMENT = re.compile(
 )
 _CALL = re.compile(r"^\[tool call ?[^\]]*\] (.*)$", re.MULTILINE)
 _KNOWN_FACT = re.compile(r"^(\d+)\. (.*)$", re.MULTILINE)
+_SUMMARY_SO_FAR = re.compile(r"<summary_so_far>\n(.*?)\n</summary_so_far>", re.DOTALL)
 _NUMBERED_MESSAGE = re.compile(r"^(\d+)\. user: (.*)$", re.MULTILINE)
 
 
@@ -69,10 +75,11 @@ class _Entry(NamedTuple):
 
 
 class _Prompt(NamedTuple):
-    """The last question, the entries ``before`` it, and the names of the tools."""
+    """The last question, the entries ``before`` and after it, and the names of the tools."""
 
     question: str
     before: Sequence[_Entry]
+    after: Sequence[_Entry]
     tools: Collection[str]
 
 
@@ -86,11 +93,15 @@ class _Statement(NamedTuple):
 def reply(
     messages: Iterable[ChatMessage], tool_names: Collection[str] = ()
 ) -> ChatMessage:
-    """Return the answer of the first rule that fits, a text or a call of ``report_facts`` where that is offered.
+    """Return the answer of the first rule that fits, a text or a tool call.
 
     The past is read from the messages, and from the record and the facts within
-    ``<memory>``; the question follows ``</memory>``.
+    ``<memory>``; the question follows ``</memory>``. A tool that the question names is
+    called with two numbers, ``a`` and ``b``; ``report_facts`` is called where it is
+    offered.
 
+    >>> reply([ChatMessage("Add 12 and 30.")], ["add"]).blocks[0].tool_kwargs
+    {'a': 12, 'b': 30}
     >>> reply([ChatMessage("My name is Logan.")]).content
     'Noted: your name is Logan.'
     """
@@ -102,7 +113,9 @@ def reply(
         entries.append(_Entry(message.role.value, text.strip()))
         if message.role == "user":
             last = len(entries) - 1
-    prompt = _Prompt(entries[last].text, entries[:last], tool_names)
+    prompt = _Prompt(
+        entries[last].text, entries[:last], entries[last + 1 :], tool_names
+    )
     answer = next(filter(None, (rule(prompt) for rule in _RULES)))
     if isinstance(answer, str):
         return ChatMessage(answer, role="assistant")
@@ -152,9 +165,7 @@ def _report_facts(prompt: _Prompt) -> ToolCallBlock | None:
                 }
                 of_topic.append(fact)
         facts += of_topic[-1:] if topic.single else of_topic
-    return ToolCallBlock(
-        tool_call_id="call_1", tool_name="report_facts", tool_kwargs={"facts": facts}
-    )
+    return _call("report_facts", {"facts": facts})
 
 
 def _contradicted(topic: _Topic, value: str, known_facts: str) -> int:
@@ -164,6 +175,35 @@ def _contradicted(topic: _Topic, value: str, known_facts: str) -> int:
         if is_about_topic and fact.casefold() != f"{topic.fact} {value}".casefold():
             return int(number)
     return 0
+
+
+def _call(tool: str, arguments: dict[str, Any]) -> ToolCallBlock:
+    return ToolCallBlock(tool_call_id="call_1", tool_name=tool, tool_kwargs=arguments)
+
+
+def _summarize(prompt: _Prompt) -> str:
+    """Return the summary so far, and the first sentence of each message in the request."""
+    summary_so_far = _SUMMARY_SO_FAR.search(prompt.question)
+    if summary_so_far is None:
+        return ""
+    lines = [summary_so_far[1].replace("(none)", "")]
+    for entry in _elements(prompt.question):
+        if entry.role != "tool" and not _CALL.search(entry.text):
+            sentence = _SENTENCE_END.split(entry.text)[0].strip()
+            lines.append(f"The {entry.role}: {sentence}")
+    return "\n".join(filter(None, lines))
+
+
+def _call_tool(prompt: _Prompt) -> str | ToolCallBlock:
+    """Call a tool that the question names, with two numbers in it; then tell the result."""
+    for result in _texts_of("tool", prompt.after):
+        return f"The result is {result}."
+    numbers = list(map(json.loads, _NUMBER.findall(prompt.question)))
+    words = prompt.question.casefold().split()
+    for tool in prompt.tools:
+        if tool in words and len(numbers) == len(_PARAMETERS):
+            return _call(tool, dict(zip(_PARAMETERS, numbers, strict=True)))
+    return ""
 
 
 def _tell_calls(prompt: _Prompt) -> str:
@@ -216,7 +256,9 @@ def _values(topic: _Topic, prompt: _Prompt) -> list[str]:
 # The first rule with an answer counts.
 _RULES = (
     _report_facts,
+    _summarize,
     _tell_calls,
+    _call_tool,
     _answer_question,
     _note,
 )
@@ -226,8 +268,8 @@ class OfflineModel(MockFunctionCallingLLM):
     """A LlamaIndex model for a first try that answers by rules, without a network, a key or a state between calls.
 
     The rules answer questions about a few topics, such as names, places, allergies,
-    likes and work, and about earlier tool calls. They report facts. They call no other
-    tools, and a stream has one part.
+    likes and work, and about earlier tool calls. They report facts, summarise, and call
+    a tool that the question names with two numbers. A stream has one part.
     """
 
     def __init__(self, **kwargs: Any) -> None:

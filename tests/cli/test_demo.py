@@ -171,7 +171,7 @@ def test_the_offline_model_tells_of_the_turn_that_is_asked_about() -> None:
 
 
 def ask(question: str) -> ChatMessage:
-    return reply([ChatMessage(question)])
+    return reply([ChatMessage(question)], ["add", "multiply", "divide"])
 
 
 @pytest.mark.parametrize(
@@ -247,9 +247,12 @@ async def test_an_agent_works_with_the_offline_model(
 ) -> None:
     agent = FunctionAgent(llm=OfflineModel(), tools=[divide], streaming=streaming)
     memory: CondensedMemory = open_memory()
-    assert "your name is Ann" in str(await agent.run("My name is Ann.", memory=memory))
-    answer = await agent.run("What is my name?", memory=memory)
-    assert str(answer) == "Your name is Ann."
+    answer = await agent.run("Please divide 7 by -2", memory=memory)
+    assert str(answer) == "The result is -3.5."
+    answer = await agent.run("How did you go about answering that?", memory=memory)
+    assert str(answer) == 'I called divide({"a": 7, "b": -2}), got -3.5.'
+    answer = await agent.run("Now divide 1 by 0", memory=memory)
+    assert "division by zero" in str(answer)
     assert "answers by rules" in OfflineModel().metadata.model_name
 
 
