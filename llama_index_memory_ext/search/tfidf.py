@@ -218,6 +218,8 @@ class Similarities(Mapping[str, float]):
 
     def __init__(self, places: _Places, values: Values) -> None:
         self._places = places
+        # The index may drop its last rows, and give them to other documents.
+        self._ids = tuple(places.ids)
         # The last value is for unknown documents, and for documents that are added
         # later.
         self._values = np.append(values, 0.0)
@@ -229,18 +231,20 @@ class Similarities(Mapping[str, float]):
         return similarities
 
     def __getitem__(self, document_id: str) -> float:
-        unknown = len(self._values) - 1
-        row = min(self._places.rows.get(document_id, unknown), unknown)
-        value: float = self._values[row].item()
-        if not value:
+        row = self._places.rows.get(document_id, -1)
+        if self._ids[row : row + 1] != (document_id,) or not self._values[row]:
             raise KeyError(document_id)
+        value: float = self._values[row].item()
         return value
 
     def __iter__(self) -> Iterator[str]:
-        return (self._places.ids[row] for row in np.flatnonzero(self._values).tolist())
+        rows = self._places.rows
+        for row in np.flatnonzero(self._values).tolist():
+            if rows.get(self._ids[row]) == row:
+                yield self._ids[row]
 
     def __len__(self) -> int:
-        return int(np.count_nonzero(self._values))
+        return sum(1 for _ in self)
 
 
 class _Analysis(NamedTuple):

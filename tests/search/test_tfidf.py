@@ -227,6 +227,18 @@ def test_what_a_vectorizer_was_fitted_on_does_not_matter() -> None:
         assert set(ranker.similarities("with")) == set()
 
 
+def test_an_answer_leaves_out_the_documents_that_were_removed_later() -> None:
+    """Also when another document has got the row of a removed document."""
+    ranker = TfidfRanker()
+    ranker.add([Document("a", "black tea"), Document("b", "green tea")])
+    answer = ranker.similarities("tea")
+    assert list(answer) == ["a", "b"]
+    ranker.remove(["b"])
+    assert list(answer) == ["a"]
+    ranker.add([Document("c", "white tea")])
+    assert (list(answer), len(answer), "c" in answer) == (["a"], 1, False)
+
+
 def test_threads_may_ask_while_documents_come_and_go() -> None:
     ranker = TfidfRanker()
     ranker.add([Document("stays", "docker compose")])
