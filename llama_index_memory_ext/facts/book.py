@@ -111,9 +111,8 @@ class FactBook:
             wanted: Each of the following, by name.
 
         Raises:
-            FactError: The conditions can select no fact: an unknown category, another
-                agent, an id that no fact has, ``since`` after ``until``, or a datetime
-                without a time zone.
+            FactError: No fact can match: an unknown category, another agent, an
+                unknown id, or ``since`` after ``until``. Or a datetime has no time zone.
         """
         selection = await self._filter(wanted)
         facts = await self._all()

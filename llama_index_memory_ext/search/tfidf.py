@@ -234,8 +234,7 @@ class Similarities(Mapping[str, float]):
         row = self._places.rows.get(document_id, -1)
         if self._ids[row : row + 1] != (document_id,) or not self._values[row]:
             raise KeyError(document_id)
-        value: float = self._values[row].item()
-        return value
+        return float(self._values[row])
 
     def __iter__(self) -> Iterator[str]:
         rows = self._places.rows

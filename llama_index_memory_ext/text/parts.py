@@ -137,12 +137,13 @@ class Section:
             tokens += rest.tokens - most_tokens
 
     def _without(self, tokens: int, counter: TokenCounter) -> list[Part | Entry]:
-        def importance(place: int) -> tuple[int, int]:
+        def drop_rank(place: int) -> tuple[int, int]:
             kind = self.parts[place].kind
-            return _DROP_ORDER.index(kind), -place if kind in _LAST_FIRST else place
+            place_rank = -place if kind in _LAST_FIRST else place
+            return _DROP_ORDER.index(kind), place_rank
 
         dropped = set[int]()
-        for place in sorted(range(len(self.parts)), key=importance):
+        for place in sorted(range(len(self.parts)), key=drop_rank):
             part = self.parts[place]
             if tokens > 0 or (part.is_result and place - 1 in dropped):
                 tokens -= counter.count(part.text)
