@@ -96,7 +96,14 @@ def trim(
         if _count_tokens(head, counter) > limits.tokens - bool(groups):
             head = _clip_group(head, limits.tokens // 2, counter)
     tokens = limits.tokens - _count_tokens(head, counter)
-    count = limits.max_messages - len(head)
+    newest = _newest(groups, tokens, limits.max_messages - len(head), counter)
+    return [*head, *newest]
+
+
+def _newest(
+    groups: Sequence[list[ChatMessage]], tokens: int, count: int, counter: TokenCounter
+) -> list[ChatMessage]:
+    """Return the newest groups within the limits, the newest one clipped if it is too large."""
     newest_first: list[list[ChatMessage]] = []
     for group in reversed(groups):
         fits = len(group) <= count and _count_tokens(group, counter) <= tokens
@@ -107,7 +114,7 @@ def trim(
             newest_first.append(part)
             tokens -= _count_tokens(part, counter)
             count -= len(part)
-    return list(chain(head, *reversed(newest_first)))
+    return list(chain.from_iterable(reversed(newest_first)))
 
 
 def _count_tokens(messages: Sequence[ChatMessage], counter: TokenCounter) -> int:
