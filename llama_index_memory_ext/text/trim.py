@@ -130,22 +130,24 @@ def _clip_group(
     """
     if _count_tokens(group, counter) <= limit:
         return group
-    tokens = [counter.count(message.content or "") for message in group]
+    texts = [message.content or "" for message in group]
+    tokens = list(map(counter.count, texts))
     without_texts = [_with_text(message, "") for message in group]
+    clipped_group = without_texts
     room = limit - _count_tokens(without_texts, counter)
     while room > 0:
         clipped_group = []
-        for message, share in zip(group, share_out(tokens, room), strict=True):
-            text = counter.clip(message.content or "", share)
-            clipped = _with_text(message, text)
-            if has_content(message) and not has_content(clipped):
-                return []
-            clipped_group.append(clipped)
+        shares = share_out(tokens, room)
+        for message, text, share in zip(group, texts, shares, strict=True):
+            clipped_group.append(_with_text(message, counter.clip(text, share)))
         excess = _count_tokens(clipped_group, counter) - limit
         if excess <= 0:
-            return clipped_group
+            break
         # The tokens of parts need not add up.
         room -= excess
+    is_whole = list(map(has_content, group)) == list(map(has_content, clipped_group))
+    if is_whole and _count_tokens(clipped_group, counter) <= limit:
+        return clipped_group
     return []
 
 
