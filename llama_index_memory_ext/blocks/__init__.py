@@ -167,16 +167,10 @@ class LogBlock(BaseMemoryBlock[str]):
             session_id = self._see(session_id)
             if self.store is None:
                 await self._store.log.append(session_id, messages, len)
-            await self.anotice_flush(session_id, messages)
+            await self.anotice(session_id)
 
     async def _aput(self, messages: list[ChatMessage]) -> None:
         await self.aput(messages)
-
-    async def anotice_flush(
-        self, session_id: str, messages: Sequence[ChatMessage]
-    ) -> None:
-        """Start the background work for messages that have just left short-term memory."""
-        await self.anotice(session_id)
 
     @abstractmethod
     async def anotice(self, session_id: str) -> None:
