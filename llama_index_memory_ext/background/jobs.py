@@ -443,7 +443,7 @@ def log_failure(failed: str, session_id: str, error: Exception, outcome: str) ->
     if isinstance(error, NoModelError):
         reason = str(error)
     logger.warning(
-        "%s (session %r, %s); nothing is lost, %s.", failed, session_id, reason, outcome
+        "%s (session %r, %s); %s.", failed, session_id, reason, outcome
     )
 
 

@@ -111,6 +111,8 @@ class Database:
         self.claims: Recent[Hashable, bool] = Recent(10_000)
         # Whether all tables exist.
         self._is_ready = False
+        # The file in which the tables were.
+        self._file_id = 0
         # Whether a database in memory was closed.
         self.is_gone = False
         self._threads = threads_for(place, self._pool_size, self)
@@ -239,6 +241,7 @@ class Database:
         except StoreError:
             self._close()
             raise
+        self._file_id = address.file_id(self.url)
         self._is_ready = True
 
     def _check_tables(self, conn: Connection) -> bool:
@@ -344,6 +347,14 @@ class Database:
                     f"The parent process was still using {self.shown_uri} {FORK_SECONDS:g} s after this process was "
                     "to be forked from it, so that SQLite cannot lock the file here. Nothing was read or written. Fork "
                     'while no long call is under way, or start processes by "spawn".'
+                )
+            if self._is_ready and self._file_id != address.file_id(self.url):
+                # Connections would go on with the deleted file.
+                self._close()
+                raise StoreError(
+                    f"The file of {self.shown_uri} was deleted or replaced while this program used it: its rows are "
+                    "lost, and this call has stored nothing. Restore the file from a copy; the next call opens the "
+                    "file that is there, or makes an empty one."
                 )
             if self.engine is None:
                 if self.is_gone:
