@@ -21,7 +21,6 @@ from llama_index_memory_ext.background.locks import (
     lock_for,
     thread_lock,
 )
-from llama_index_memory_ext.background.recent import Recent
 from llama_index_memory_ext.background.threads import Job, pending, threads_for
 from llama_index_memory_ext.errors import StoreError, StoreTimeoutError
 from llama_index_memory_ext.store import address, versions
@@ -30,7 +29,7 @@ from llama_index_memory_ext.store.schema import tables_for
 from llama_index_memory_ext.store.transaction import Transaction
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Hashable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -106,9 +105,6 @@ class Database:
         self.set_up = ""
         # Held to open and to close the engine.
         self._guard = thread_lock()
-        # The claims of owners that were stored in an epoch of a session. They hold until
-        # the epoch changes.
-        self.claims: Recent[Hashable, bool] = Recent(10_000)
         # Whether all tables exist.
         self._is_ready = False
         # The file in which the tables were.
@@ -147,29 +143,22 @@ class Database:
         if not self._is_ready:
             await self._open()
 
-        claims: list[Hashable] = []
-
         def step(conn: Connection) -> T:
-            transaction = Transaction(conn, self.tables, self.claims)
+            transaction = Transaction(conn, self.tables)
             with closing(transaction):
                 transaction.lock(sessions, users)
-                if writes and not transaction.epochs:
+                if writes and not sessions:
                     # Another program may have changed the key. The locks of sessions
                     # check it, too. ``mark`` waits for all locks.
                     transaction.check_key()
-                result = function(transaction, *args, **options)
-            claims.extend(transaction.claims)
-            return result
+                return function(transaction, *args, **options)
 
         # As callers know the function: "KeptVectors.write".
         name = function.__qualname__.partition(".<locals>")[0].replace("._", ".")
         locks = self._locks_for(sessions, users, writes=writes)
-        result = await self._call(
+        return await self._call(
             step, name, seconds, locks, writes=writes, in_transaction=in_transaction
         )
-        for claim in claims:
-            self.claims.put(claim, value=True)
-        return result
 
     async def read_version(self) -> int | None:
         """As ``MemoryStore.read_schema_version``."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from bisect import bisect
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,7 +11,7 @@ from llama_index.core.base.llms.types import MessageRole
 from llama_index_memory_ext.store.deleted_words import forget_words, lose_words
 from llama_index_memory_ext.store.log import delete_rows
 from llama_index_memory_ext.store.owners import readers_of_facts
-from llama_index_memory_ext.store.readers import rows_by_id, sessions_of_user
+from llama_index_memory_ext.store.readers import sessions_of_user
 from llama_index_memory_ext.store.schema import TABLES
 from llama_index_memory_ext.store.tables import (
     ACTIVE,
@@ -21,7 +20,6 @@ from llama_index_memory_ext.store.tables import (
     WITHOUT_USER,
     vectors_namespace,
 )
-from llama_index_memory_ext.text.turns import spoken
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -29,9 +27,6 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.store.transaction import Transaction
 
 logger = logging.getLogger(__name__)
-
-# Among so many rows of a session, at least one has words.
-_NEARBY_ROWS = 50
 
 _SELECT_TURNS = """
 SELECT id, role, timestamp, status, user_id FROM {rows} WHERE key = :key ORDER BY id
@@ -99,8 +94,7 @@ def retain_messages(
         return {"unread": unread_rows}
     remaining = {row.id for row in rows}.difference(ids)
     delete_rows(tx, key, ids)
-    neighbors = _neighbors(tx, key, ids, sorted(remaining))
-    changed = lose_words(tx, key, remaining, neighbors)
+    changed = lose_words(tx, key, remaining)
     return {"messages": len(ids), "facts": changed, "unread": unread_rows}
 
 
@@ -112,24 +106,6 @@ def _read_by_all(tx: Transaction, key: str) -> int:
         _SELECT_READ, key=key, names=readers, last_id=LAST_ID
     ).scalar_one()
     return last_read
-
-
-def _neighbors(
-    tx: Transaction, key: str, ids: Sequence[int], remaining: Sequence[int]
-) -> set[int]:
-    """Return the nearest rows with words before and behind deleted rows.
-
-    The text around their quotes may hold deleted words.
-    """
-    neighbors = set()
-    groups = {bisect(remaining, row_id): row_id for row_id in ids}
-    for place, row_id in groups.items():
-        nearby = remaining[max(place - _NEARBY_ROWS, 0) : place + _NEARBY_ROWS]
-        rows = rows_by_id(tx, key, nearby)
-        with_words = [row.id for row in rows if spoken(row.message)]
-        middle = bisect(with_words, row_id)
-        neighbors.update(with_words[max(middle - 1, 0) : middle + 1])
-    return neighbors
 
 
 # ---- sessions and users ----

@@ -187,12 +187,10 @@ def sessions_of_user(tx: Transaction, user_id: str) -> list[str]:
     return tx.scalars(_SELECT_SESSIONS, user_id=user_id)
 
 
-def lines_of_session(tx: Transaction, key: str) -> frozenset[str]:
-    """Return the lines of all messages of a session, as the ``source`` of a fact holds them."""
-    lines = set()
-    for row in find_rows(tx, key):
-        lines.update(visible(spoken(row.message)).splitlines())
-    return frozenset(lines)
+def text_of_session(tx: Transaction, key: str) -> str:
+    """Return the texts of all messages of a session, as the ``source`` of a fact holds them."""
+    rows = find_rows(tx, key)
+    return "\n".join(visible(spoken(row.message)) for row in rows)
 
 
 def read_snapshot(
@@ -363,7 +361,6 @@ def register_readers(tx: Transaction, key: str, readers: Sequence[str]) -> None:
 def renew_session(tx: Transaction, key: str) -> None:
     """Give a session a new epoch, so that its readers read it again."""
     tx.execute(_RENEW_SESSION, key=key, epoch=time.time_ns())
-    tx.epochs.pop(key, None)
 
 
 def is_current(
