@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -180,6 +180,17 @@ class MemoryStore(SQLAlchemyChatStore):
         """Return the name under which LlamaIndex serialises this store."""
         return "MemoryStore"
 
+    @property
+    def _settings(self) -> dict[str, Any]:
+        """The arguments by which a copy opens the same database, without the password."""
+        return {
+            "table_name": self.table_name,
+            "async_database_uri": self.async_database_uri,
+            "db_schema": self.db_schema,
+            "operation_timeout": self.operation_timeout,
+            "pool_size": self.pool_size,
+        }
+
     def __repr_args__(self) -> list[tuple[str | None, Any]]:
         return [
             ("async_database_uri", self.async_database_uri),
@@ -192,30 +203,12 @@ class MemoryStore(SQLAlchemyChatStore):
     def __reduce__(self) -> tuple[Any, ...]:
         # An engine cannot be pickled and a password must not, so the copy opens its own
         # connections.
-        limited = partial(
-            type(self),
-            operation_timeout=self.operation_timeout,
-            pool_size=self.pool_size,
-        )
-        return limited, (
-            self.async_database_uri,
-            self.table_name,
-            None,
-            None,
-            self.db_schema,
-        )
+        return partial(type(self), **self._settings), ()
 
     @model_serializer()
     def dump_store(self) -> dict[str, Any]:
         """Return the settings without the password, and the rows if they are kept in memory only."""
-        names = (
-            "table_name",
-            "async_database_uri",
-            "db_schema",
-            "operation_timeout",
-            "pool_size",
-        )
-        dump = {name: getattr(self, name) for name in names}
+        dump = self._settings
         if self.database.in_memory:
             dump["db_data"] = run(self.database.run(_read_data, writes=False))
         return dump
@@ -249,8 +242,6 @@ class MemoryStore(SQLAlchemyChatStore):
         loop and of synchronous calls; the next memory of that session or user continues
         them. Pending writes are awaited, at most ``operation_timeout`` seconds.
         """
-        if self.jobs.used is False:
-            warn_of_unused()
         await self.jobs.stop()
         # A program that closes the store needs no warning about unread turns.
         self.jobs.unread.clear()
@@ -435,13 +426,8 @@ class MemoryStore(SQLAlchemyChatStore):
                 f"A read-only store needs the address of an existing database; {self!r} is in memory, or was not used "
                 "yet. Pass async_database_uri, or put a message into a memory that is not temporary first."
             )
-        reader = MemoryStore(
-            database.url.render_as_string(hide_password=False),
-            self.table_name,
-            db_schema=self.db_schema,
-            operation_timeout=self.operation_timeout,
-            pool_size=self.pool_size,
-        )
+        uri = database.url.render_as_string(hide_password=False)
+        reader = MemoryStore(**{**self._settings, "async_database_uri": uri})
         # With the keys.
         reader.database.tables = database.tables
         reader.database.set_up = "SET default_transaction_read_only = on"
@@ -621,15 +607,6 @@ class MemoryStore(SQLAlchemyChatStore):
                 error,
             )
             return False
-
-
-@lru_cache
-def warn_of_unused() -> None:
-    """Log a warning, once in a process, about a memory that no run was given."""
-    logger.warning(
-        "A memory was closed that nothing was put into or read from. FunctionAgent(memory=...) is ignored by "
-        "LlamaIndex: pass the memory to each run, `await agent.run(question, memory=memory)`."
-    )
 
 
 def _read_data(tx: Transaction) -> list[Row]:
