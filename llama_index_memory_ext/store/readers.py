@@ -25,7 +25,7 @@ from llama_index_memory_ext.text.turns import spoken
 from llama_index_memory_ext.words import visible
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from llama_index_memory_ext.store.database import Database
     from llama_index_memory_ext.text.messages import Json
@@ -416,7 +416,7 @@ def has_session(tx: Transaction, key: str) -> bool:
     return bool(tx.execute(_HAS_SESSION, key=key).scalar())
 
 
-def existing_sessions(tx: Transaction, keys: Sequence[str]) -> list[str]:
+def existing_sessions(tx: Transaction, keys: Collection[str]) -> list[str]:
     """Return these sessions without those in which no message was ever stored."""
     return [key for key in keys if has_session(tx, key)]
 
