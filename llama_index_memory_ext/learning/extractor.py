@@ -264,13 +264,7 @@ class Extractor:
             request = await self.planner.plan(batch, lists_facts=lists_facts)
             answer = await self._ask(request)
             extracted = await self._check(answer)
-            progress = progress.with_note(
-                self.block.now().date(),
-                extracted.usage,
-                [rejection.reason for rejection in extracted.reply.rejected],
-                batch.rows[0].id,
-                batch.rows[-1].id,
-            )
+            progress = progress._replace(is_understood=True)
         return await self._write(batch, extracted, progress, before)
 
     async def _ask(self, request: Request) -> Answer:

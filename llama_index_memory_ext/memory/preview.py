@@ -70,16 +70,11 @@ class ReaderProgress(NamedTuple):
     ``name``: the reader and the owner of its facts.
     ``unread``: the number of messages that it has not read.
     ``set_aside``: turns from which no facts could be learned.
-    ``days``: of each day the calls, the tokens sent and the tokens received.
-    ``rejected``: of each rejected statement the day, the reason, and the first and last
-    row.
     """
 
     name: str
     unread: int
     set_aside: tuple[SetAside, ...]
-    days: list[tuple[Any, ...]]
-    rejected: list[tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
@@ -267,15 +262,11 @@ class PromptPreviewer:
             if not reader.startswith(f"{self._memory.facts_block.name} "):
                 continue
             _, state = await readers.state(self.session_id, reader)
-            progress = progress_of(state)
-            days = [(day, *counts) for day, counts in progress.days.items()]
             progresses.append(
                 ReaderProgress(
                     name=f"{block}{of}{display_name(namespace)}",
                     unread=await readers.count_messages(self.session_id, reader=reader),
-                    set_aside=progress.set_aside,
-                    days=days,
-                    rejected=[tuple(entry) for entry in progress.rejected],
+                    set_aside=progress_of(state).set_aside,
                 )
             )
         return progresses
