@@ -10,7 +10,6 @@ from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from llama_index_memory_ext.background.loading import wait_until_loaded
 from llama_index_memory_ext.errors import (
     StoreError,
     TruncatedReplyError,
@@ -408,7 +407,6 @@ class Extractor:
             user_facts.facts.get(fact.id) or retire(fact, "deleted", fact.updated_at)
             for fact in known_facts
         ]
-        await wait_until_loaded()
         # Dates and languages of a long text take a while, which must not block the
         # event loop.
         valid = await asyncio.to_thread(

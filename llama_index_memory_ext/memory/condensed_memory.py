@@ -14,7 +14,7 @@ from llama_index.core.memory import BaseMemoryBlock, InsertMethod
 from pydantic import ConfigDict
 from typing_extensions import Self, Unpack
 
-from llama_index_memory_ext.background.locks import lock_for, single_run
+from llama_index_memory_ext.background.locks import lock_for
 from llama_index_memory_ext.background.loop import in_sync
 from llama_index_memory_ext.blocks.facts import FactsOptions, RelevantFactsBlock
 from llama_index_memory_ext.blocks.record import CondensedMemoryBlock, CondensedOptions
@@ -46,7 +46,7 @@ from llama_index_memory_ext.memory.writing import (
     open_blocks,
     plan_flush,
     plan_question,
-    run_name,
+    single_run,
     stored_form,
     tokens_of,
     warn_of_unused,
@@ -520,7 +520,7 @@ class CondensedMemory(MemoryFields):
 
     def turn(self) -> AbstractAsyncContextManager[Self]:
         """Let one run of a session through at a time, in this process; a TurnError for a turn within a turn."""
-        return single_run(self, run_name(self))
+        return single_run(self)
 
     async def aclose(self) -> None:
         """Flush, and close the database connections that this memory has opened.
