@@ -251,7 +251,7 @@ async def _with_unread(memory: "CondensedMemory", output: Output) -> Output:
 async def _explain_in_session(memory: "CondensedMemory", question: str) -> Any:
     """Explain the facts of a prompt for the question, of which nothing is stored."""
     # Imported here: it imports LlamaIndex.
-    from llama_index_memory_ext import PromptPreviewer
+    from llama_index_memory_ext import preview_prompt
 
     block = memory.facts_block
     limits = {
@@ -260,10 +260,9 @@ async def _explain_in_session(memory: "CondensedMemory", question: str) -> Any:
         "time_zone": block.zone,
     }
     namespace = block.namespace_of(memory.session_id)
-    previewer = await PromptPreviewer.open(
-        memory.sql_store, memory.session_id, namespace, limits
+    preview = await preview_prompt(
+        memory.sql_store, memory.session_id, namespace, limits, question
     )
-    preview = await previewer.prompt(question)
     return preview.explanation
 
 
