@@ -49,6 +49,7 @@ from llama_index_memory_ext.memory.writing import (
     single_run,
     stored_form,
     tokens_of,
+    warn_of_unused,
     write,
 )
 from llama_index_memory_ext.models.ask import warn_of_server_history
@@ -61,7 +62,7 @@ from llama_index_memory_ext.settings import (
     describe_value,
     unpacked,
 )
-from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore, warn_of_unused
+from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
 from llama_index_memory_ext.store.rows import SessionAccess
 from llama_index_memory_ext.text.entries import body_of
 from llama_index_memory_ext.text.messages import Plan, how_to_put, speaker_of
@@ -309,7 +310,6 @@ class CondensedMemory(MemoryFields):
         warn_without_summary_model(record_block)
         memory._owns_store = chat_store is None or temporary
         warn_of_server_history(facts_block.known_llm())
-        store.jobs.used = bool(store.jobs.used)
         if chat_history is not None:
             memory.set(chat_history)
         return memory

@@ -184,7 +184,6 @@ class MemoryFields(Memory):
 
     def _mark_used(self) -> None:
         self._is_used = True
-        self.sql_store.jobs.used = True
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         # A workflow copies its start event, and has to write to this conversation.

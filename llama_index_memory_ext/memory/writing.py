@@ -201,3 +201,12 @@ def _warn_of_two_runs() -> None:
         "A question was put before the last question of its session was answered. If its run failed, that is right. "
         "Two runs at once would both answer the later question: put each run into `async with memory.turn():`."
     )
+
+
+@cache
+def warn_of_unused() -> None:
+    """Log a warning, once in a process, about a memory that no run was given."""
+    logger.warning(
+        "A memory was closed that nothing was put into or read from. FunctionAgent(memory=...) is ignored by "
+        "LlamaIndex: pass the memory to each run, `await agent.run(question, memory=memory)`."
+    )
