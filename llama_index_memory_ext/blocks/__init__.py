@@ -212,6 +212,11 @@ class LogBlock(BaseMemoryBlock[str]):
         if len(questions) >= _MOST_UNGIVEN_TURNS:
             _advise_on_settings(self.name)
 
+    @classmethod
+    @abstractmethod
+    def class_name(cls) -> str:
+        """Return the name under which LlamaIndex serialises this block."""
+
     def readers_of(self, session_id: str) -> tuple[str, ...]:
         """Return the names of the readers that the store registers for a session."""
         return ()
