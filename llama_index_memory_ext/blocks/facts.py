@@ -643,13 +643,8 @@ class RelevantFactsBlock(LogBlock):
         """
         await self.learning.notice(session_id, answer, asks=asks)
 
-    async def aflush(self, session_id: str | None = None) -> None:
-        """Extract facts from all unread messages of a session, or of each session that this block has seen.
-
-        The current turn is included. A failure is logged, and the work is tried again.
-        """
-        for session in self._take_seen(session_id):
-            await self.learning.flush(session)
+    async def _flush(self, session_id: str) -> None:
+        await self.learning.flush(session_id)
 
     def _user_facts(self, session_id: str) -> UserFacts:
         """Return the facts of a session's user, in the state that this process has read.
