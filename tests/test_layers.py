@@ -119,7 +119,6 @@ DOORS = {
     "words": "snowballstemmer py3langid",
     "store": "sqlalchemy psycopg cryptography",
     "text": "tiktoken",
-    "": "sklearn",
 }
 
 
