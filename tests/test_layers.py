@@ -120,7 +120,6 @@ DOORS = {
     "words": "snowballstemmer py3langid",
     "store": "sqlalchemy psycopg cryptography",
     "text": "tiktoken",
-    "": "sklearn",
 }
 
 
