@@ -399,8 +399,6 @@ class JobRegistry:
         # The jobs that read all that is unread at their next run.
         self.needed: set[JobKey] = set()
         finalize(self, _tell_unread, self.unread)
-        # Whether a program has used a memory on the store; None: it has made none.
-        self.used: bool | None = None
         self._jobs: dict[str, Jobs] = {}
         self._watched: WeakSet[Stoppable] = WeakSet()
 
@@ -442,9 +440,7 @@ def log_failure(failed: str, session_id: str, error: Exception, outcome: str) ->
         return
     if isinstance(error, NoModelError):
         reason = str(error)
-    logger.warning(
-        "%s (session %r, %s); nothing is lost, %s.", failed, session_id, reason, outcome
-    )
+    logger.warning("%s (session %r, %s); %s.", failed, session_id, reason, outcome)
 
 
 def _tell_unread(sessions: set[str]) -> None:

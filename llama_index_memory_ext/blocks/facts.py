@@ -18,7 +18,6 @@ from typing_extensions import Self, TypedDict
 
 from llama_index_memory_ext.agent_view import AgentView, Scope, view_of
 from llama_index_memory_ext.background.jobs import JobKey, Jobs
-from llama_index_memory_ext.background.loading import start_loading
 from llama_index_memory_ext.background.recent import Recent
 from llama_index_memory_ext.blocks import DEFAULT_SESSION_ID, LogBlock
 from llama_index_memory_ext.blocks.learning import LearningSchedule, SessionState
@@ -310,11 +309,7 @@ class RelevantFactsBlock(LogBlock):
             questions = [m.content for m in messages if m.role == MessageRole.USER]
             await self.aopen(session_id, questions[-1] if questions else None)
             unread = await self.learning.wait_for_others(session_id)
-        facts = await self._select(messages, session_id, snapshot, record, unread)
-        if self.learning.can_extract:
-            # After the prompt, while the model answers.
-            start_loading("llama_index_memory_ext.learning.extractor")
-        return facts
+        return await self._select(messages, session_id, snapshot, record, unread)
 
     async def _select(
         self,

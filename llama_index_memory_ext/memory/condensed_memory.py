@@ -14,7 +14,7 @@ from llama_index.core.memory import BaseMemoryBlock, InsertMethod
 from pydantic import ConfigDict
 from typing_extensions import Self, Unpack
 
-from llama_index_memory_ext.background.locks import lock_for, single_run
+from llama_index_memory_ext.background.locks import lock_for
 from llama_index_memory_ext.background.loop import in_sync
 from llama_index_memory_ext.blocks.facts import FactsOptions, RelevantFactsBlock
 from llama_index_memory_ext.blocks.record import CondensedMemoryBlock, CondensedOptions
@@ -46,9 +46,10 @@ from llama_index_memory_ext.memory.writing import (
     open_blocks,
     plan_flush,
     plan_question,
-    run_name,
+    single_run,
     stored_form,
     tokens_of,
+    warn_of_unused,
     write,
 )
 from llama_index_memory_ext.models.ask import warn_of_server_history
@@ -61,7 +62,7 @@ from llama_index_memory_ext.settings import (
     describe_value,
     unpacked,
 )
-from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore, warn_of_unused
+from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
 from llama_index_memory_ext.store.rows import SessionAccess
 from llama_index_memory_ext.text.entries import body_of
 from llama_index_memory_ext.text.messages import Plan, how_to_put, speaker_of
@@ -309,7 +310,6 @@ class CondensedMemory(MemoryFields):
         warn_without_summary_model(record_block)
         memory._owns_store = chat_store is None or temporary
         warn_of_server_history(facts_block.known_llm())
-        store.jobs.used = bool(store.jobs.used)
         if chat_history is not None:
             memory.set(chat_history)
         return memory
@@ -520,7 +520,7 @@ class CondensedMemory(MemoryFields):
 
     def turn(self) -> AbstractAsyncContextManager[Self]:
         """Let one run of a session through at a time, in this process; a TurnError for a turn within a turn."""
-        return single_run(self, run_name(self))
+        return single_run(self)
 
     async def aclose(self) -> None:
         """Flush, and close the database connections that this memory has opened.

@@ -16,11 +16,11 @@ from llama_index_memory_ext.blocks import Counter, LogBlock
 from llama_index_memory_ext.errors import SettingError, StoreError
 from llama_index_memory_ext.events import MemoryFailure
 from llama_index_memory_ext.memory.search import MemorySearchResult
-from llama_index_memory_ext.memory.settings import DEFAULT_TOKEN_LIMIT
 from llama_index_memory_ext.memory.template import MemoryBlocksTemplate
 from llama_index_memory_ext.record.cache_points import CachePoints
 from llama_index_memory_ext.settings import Switch, TimeZone, build_checked
 from llama_index_memory_ext.store import MemoryStore
+from llama_index_memory_ext.text.limits import DEFAULT_TOKEN_LIMIT
 from llama_index_memory_ext.text.tokens import TokenCounter
 from llama_index_memory_ext.text.turns import FLUSH_EVERY_TURN
 
@@ -184,7 +184,6 @@ class MemoryFields(Memory):
 
     def _mark_used(self) -> None:
         self._is_used = True
-        self.sql_store.jobs.used = True
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         # A workflow copies its start event, and has to write to this conversation.

@@ -26,6 +26,7 @@ from llama_index_memory_ext.models.ask import (
 from llama_index_memory_ext.record.text import MIN_ROOM
 from llama_index_memory_ext.settings import check_id, describe_value
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
+from llama_index_memory_ext.text.limits import DEFAULT_TOKEN_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_TOKEN_LIMIT = 60_000
 _CONDENSED_LIMIT = 50_000
 _FACTS_LIMIT = 2_000
 # The rest of a window is for instructions, tools and the answer, and covers the

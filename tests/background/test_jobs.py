@@ -60,7 +60,7 @@ async def test_a_caller_does_not_wait_for_the_pause_after_a_failure(
     (line,) = [record.getMessage() for record in caplog.records]
     assert (
         line
-        == "It was not done (session 'chat', ConnectionError); nothing is lost, trying again in 300 s."
+        == "It was not done (session 'chat', ConnectionError); trying again in 300 s."
     )
 
 

@@ -250,20 +250,18 @@ class Views:
 
 
 def _numbers_of(preview: PromptPreview) -> Context:
-    """Return the numbers of facts that hold, and the progress and the calls of each reader for facts."""
+    """Return the numbers of facts that hold, and the progress of each reader for facts."""
     block = preview.memory.facts_block
     now = block.now()
     current = [fact for fact in preview.all_facts if fact.state(now) == "present"]
-    numbers: Context = {
+    set_aside = chain.from_iterable(reader.set_aside for reader in preview.readers)
+    return {
         "active": preview.active,
         "current_facts": len(current),
         "agent_facts": sum(block.view.sees(fact.agent_id) for fact in current),
         "unread": {reader.name: reader.unread for reader in preview.readers},
+        "set_aside": sorted(set_aside),
     }
-    for name in ("set_aside", "days", "rejected"):
-        values = chain.from_iterable(getattr(entry, name) for entry in preview.readers)
-        numbers[name] = sorted(values)
-    return numbers
 
 
 def _is_in(part: str, *texts: str) -> bool:
