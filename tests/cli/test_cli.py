@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from contextlib import aclosing, closing
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from hypothesis import strategies as st
 from llama_index.core.llms import ChatMessage
 from rich.cells import cell_len
 
+import llama_index_memory_ext
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore
 from llama_index_memory_ext.__main__ import load_app
 from llama_index_memory_ext.apps.cli import plain
@@ -554,9 +556,12 @@ def test_a_person_is_deleted_and_the_file_proves_it(cli: Here, database: Path) -
 
 @pytest.mark.parametrize("deletion", ["forget --user ann", "retain --messages 1"])
 def test_the_file_is_rewritten_by_a_later_command(
-    cli: Here, database: Path, deletion: str
+    cli: Here, database: Path, deletion: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The deleted words are overwritten at once."""
+    # The last call waits so long for the reader.
+    impatient = partial(MemoryStore, operation_timeout=2)
+    monkeypatch.setattr(llama_index_memory_ext, "MemoryStore", impatient)
     lines = [f"My cat is called Semiramis {i}. " * 90 for i in range(9)]
     talk(database, "a", "ann", *lines)
     size = database.stat().st_size
