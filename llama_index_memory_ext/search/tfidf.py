@@ -41,6 +41,8 @@ Group: TypeAlias = frozenset[str]
 SOURCE_SHARE = 0.3
 # The weight of a turn before the question; the question has 1.
 EARLIER_WEIGHT = 0.2
+# The weight of the words of a change, such as "moved" for "live".
+_CHANGE_SHARE = 0.15
 # b and k1 of BM25.
 LENGTH_WEIGHT = 0.7
 SATURATION = 0.6
@@ -398,17 +400,24 @@ def similarities_with_context(
     question: str,
     context: Sequence[str],
     turn_weight: float = EARLIER_WEIGHT,
+    changes: str = "",
 ) -> Values:
     """Return the similarities of documents to a question and the turns before it; the best is 1, or all are 0.
 
-    The similarity to the question has the weight 1, and to each turn ``turn_weight``.
-    More than two turns together weigh as much as two.
+    The similarity to the question has the weight 1, to the words of ``changes`` that it
+    may ask about 0.15, and to each turn ``turn_weight``. More than two turns together
+    weigh as much as two.
     """
     weight = turn_weight * min(1.0, 2 / max(len(context), 1))
-    total = divided_by_best(values_of(ranker.similarities(question), ids))
-    for turn in context:
-        similarities = values_of(ranker.similarities(turn), ids)
-        total += weight * divided_by_best(similarities)
+    total = np.zeros(len(ids))
+    queries = [
+        (question, 1.0),
+        (changes, _CHANGE_SHARE),
+        *[(turn, weight) for turn in context],
+    ]
+    for query, share in queries:
+        similarities = values_of(ranker.similarities(query), ids)
+        total += share * divided_by_best(similarities)
     return divided_by_best(total)
 
 
