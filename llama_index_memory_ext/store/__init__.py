@@ -409,10 +409,10 @@ class MemoryStore(SQLAlchemyChatStore):
 
     @property
     def file(self) -> Path | None:
-        """The SQLite file; None for a server, a database in memory, or an address with ``uri``."""
-        url = self.database.url
-        is_file = self.database.backend == "sqlite" and "uri" not in url.query
-        return Path(str(url.database)) if is_file and not self.is_in_memory else None
+        """The SQLite file; None for a server or a database in memory."""
+        if self.is_in_memory or self.database.backend != "sqlite":
+            return None
+        return Path(str(self.database.url.database))
 
     def read_only(self) -> MemoryStore:
         """Return a store on the same database that refuses each write; its tables must have this package's version.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index_memory_ext.agent_view import SHARED_FACTS, AgentView
 from llama_index_memory_ext.errors import FactError
-from llama_index_memory_ext.store.changes import mark_edited_facts, merge_facts
+from llama_index_memory_ext.fact import Fact, duplicate_key, mark_edited, retire
 from llama_index_memory_ext.store.fact_rows import (
     PAGE_FACTS,
     delete_with_vectors,
@@ -32,7 +32,6 @@ from llama_index_memory_ext.words import visible
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.store.database import Database
 
     Changed = Callable[[Mapping[str, Fact]], Sequence[Fact]]
@@ -279,6 +278,52 @@ def link_session(tx: Transaction, session_id: str) -> None:
         unlinked = [fact for fact in of_session if not fact.message_ids]
         linked = _link_facts(tx, namespace, unlinked)
         put_facts(tx, namespace, [fact for fact in linked if fact.message_ids])
+
+
+def mark_edited_facts(facts: Sequence[Fact], stored: Mapping[str, Fact]) -> list[Fact]:
+    """Return the facts; a fact whose content differs from the stored fact is marked as edited."""
+    return [mark_edited(fact, stored.get(fact.id, fact)) for fact in facts]
+
+
+def merge_facts(facts: Sequence[Fact], newer: Mapping[str, Fact]) -> list[Fact]:
+    """Return the extracted facts to store beside the ``newer`` facts, stored since the extraction began.
+
+    A fact with the content of a newer fact is not stored again.
+    """
+    ids_by_content = {
+        duplicate_key(fact.content): fact.id
+        for fact in newer.values()
+        if not fact.retired
+    }
+    stored_ids = {
+        fact.id: ids_by_content.get(duplicate_key(fact.content), fact.id)
+        for fact in facts
+    }
+    merged = []
+    for fact in facts:
+        stored = newer.get(fact.id)
+        replaced_by = stored_ids.get(fact.replaced_by or "", fact.replaced_by)
+        if stored is None:
+            if stored_ids[fact.id] == fact.id:
+                merged.append(fact.model_copy(update={"replaced_by": replaced_by}))
+        elif retires(fact, stored):
+            merged.append(
+                retire(
+                    stored,
+                    fact.retired_reason or "",
+                    fact.updated_at,
+                    replaced_by,
+                    by=fact.retired_by,
+                )
+            )
+    return merged
+
+
+def retires(fact: Fact, stored: Fact) -> bool:
+    """Return whether an extracted fact retires its stored version; the user's own request always does."""
+    if stored.pinned or not fact.retired:
+        return False
+    return not stored.retired or fact.retired_by == "request"
 
 
 class Facts:

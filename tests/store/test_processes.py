@@ -156,7 +156,7 @@ async def test_a_frozen_server_does_not_hold_up_the_end_of_the_program(
             assert await asyncio.to_thread(process.wait, 60) == 0
 
 
-async def test_a_memory_that_has_only_read_closes_a_database_that_may_only_be_read(
+async def test_a_memory_reads_a_database_that_may_only_be_read_and_a_write_says_so(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "memory.db"
@@ -164,21 +164,21 @@ async def test_a_memory_that_has_only_read_closes_a_database_that_may_only_be_re
         "chat", async_database_uri=f"sqlite:///{file}", extract_facts=False
     ) as memory:
         await memory.aput_messages([user("one"), assistant("two")])
-    uri = f"sqlite:///file:{file}?mode=ro&uri=true"
+    store = MemoryStore(f"sqlite:///{file}")
+    reader = store.read_only()
     async with CondensedMemory.from_defaults(
-        "chat", async_database_uri=uri, extract_facts=False
+        "chat", chat_store=reader, extract_facts=False
     ) as memory:
         assert record(sent_text(await memory.aget()))[-1] == ("assistant", "two")
-    assert memory.sql_store.database.engine is None
     with pytest.raises(
         StoreError,
         match=r"has refused append_messages: attempt to write a readonly database\. .*who may",
     ):
         async with CondensedMemory.from_defaults(
-            "chat", async_database_uri=uri, extract_facts=False
+            "chat", chat_store=reader, extract_facts=False
         ) as memory:
             await memory.aput(user("three"))
-    assert memory.sql_store.database.engine is None
+    await reader.aclose()
 
 
 async def test_a_full_disk_refuses_a_call_says_what_it_needs_and_loses_nothing(
