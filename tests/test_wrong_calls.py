@@ -23,7 +23,6 @@ from llama_index_memory_ext import (
     OfflineModel,
     RelevantFactsBlock,
     StoreError,
-    TfidfRanker,
     messages_from_json,
     trim,
 )
@@ -61,6 +60,12 @@ CALLS: list[tuple[Callable[[Any], Any], str, str, str]] = [
         "from_defaults()",
         "'token_limt'",
         "Did you mean 'token_limit'?",
+    ),
+    (
+        lambda _: CondensedMemory.from_defaults("chat", "ann"),  # type: ignore[arg-type]
+        "The second argument is chat_history, a list of messages",
+        "saw a str",
+        "Pass a user by name: user_id=",
     ),
     (
         lambda _: opened(session_id=""),
@@ -283,12 +288,6 @@ CALLS: list[tuple[Callable[[Any], Any], str, str, str]] = [
         "asks a CondensedMemory",
         "this is a str",
         "Build one with",
-    ),
-    (
-        lambda _: TfidfRanker(vectorizer=3),
-        "a vectorizer of scikit-learn",
-        "saw 3",
-        "TfidfVectorizer()",
     ),
 ]
 

@@ -10,7 +10,6 @@ from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from llama_index_memory_ext.background.loading import wait_until_loaded
 from llama_index_memory_ext.errors import (
     StoreError,
     TruncatedReplyError,
@@ -264,13 +263,7 @@ class Extractor:
             request = await self.planner.plan(batch, lists_facts=lists_facts)
             answer = await self._ask(request)
             extracted = await self._check(answer)
-            progress = progress.with_note(
-                self.block.now().date(),
-                extracted.usage,
-                [rejection.reason for rejection in extracted.reply.rejected],
-                batch.rows[0].id,
-                batch.rows[-1].id,
-            )
+            progress = progress._replace(is_understood=True)
         return await self._write(batch, extracted, progress, before)
 
     async def _ask(self, request: Request) -> Answer:
@@ -414,7 +407,6 @@ class Extractor:
             user_facts.facts.get(fact.id) or retire(fact, "deleted", fact.updated_at)
             for fact in known_facts
         ]
-        await wait_until_loaded()
         # Dates and languages of a long text take a while, which must not block the
         # event loop.
         valid = await asyncio.to_thread(

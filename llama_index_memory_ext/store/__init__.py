@@ -18,7 +18,6 @@ from llama_index.core.storage.chat_store.sql import (
 )
 
 from llama_index_memory_ext.background.jobs import JobRegistry
-from llama_index_memory_ext.background.loading import start_loading, wait_until_loaded
 from llama_index_memory_ext.background.loop import run
 from llama_index_memory_ext.errors import EncryptionError, SettingError, StoreError
 from llama_index_memory_ext.settings import build_checked, describe_value
@@ -46,6 +45,7 @@ from llama_index_memory_ext.store.sessions import SessionInfo, read_keys, read_s
 from llama_index_memory_ext.store.tables import LAST_ID, Row
 from llama_index_memory_ext.store.writing import Log, Owners
 from llama_index_memory_ext.text.tokens import TokenCounter
+from llama_index_memory_ext.words import language_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Sequence
@@ -225,13 +225,11 @@ class MemoryStore(SQLAlchemyChatStore):
         """Open the database, and load the data to count tokens and to extract facts, which takes a second.
 
         A server calls it when it starts. Without it, the vocabulary is loaded when a
-        memory is made, and the other data in a thread behind the first prompt of a
-        memory that extracts facts.
+        memory is made, and the other data at the first extraction, in a thread.
         """
-        start_loading()
         await TokenCounter().load()
         await self.readers.has_session("")
-        await wait_until_loaded()
+        await asyncio.to_thread(language_of, "The language of this is detected.")
 
     async def aclose(self) -> None:
         """Close the engine if this store has opened it; a later call opens it again. Closing twice does no harm.
