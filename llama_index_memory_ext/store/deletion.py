@@ -31,6 +31,10 @@ logger = logging.getLogger(__name__)
 _SELECT_TURNS = """
 SELECT id, role, timestamp, status, user_id FROM {rows} WHERE key = :key ORDER BY id
 """
+# The sessions that retention locks. An unknown time is 0.
+SELECT_DUE = """
+SELECT key FROM {rows} GROUP BY key HAVING MIN(timestamp) BETWEEN 1 AND :last OR COUNT(*) > :limit
+"""
 _SELECT_READ = """
 SELECT COALESCE(MIN(position), :last_id) AS position FROM {cursors} WHERE key = :key AND reader {in_names}
 """

@@ -104,16 +104,14 @@ def write_facts(
             return False
         return _merge(tx, namespace, facts, seen, view)
     rows = select_facts(tx, namespace, ids=[fact.id for fact in facts])
-    facts = mark_edited_facts(facts, parse_facts(tx, namespace, rows))
-    agents = {row.id: row.agent_id or None for row in rows}
-    hidden = sum(not view.sees(agent) for agent in agents.values())
+    hidden = sum(not view.sees(row.agent_id or None) for row in rows)
     if hidden:
         raise FactError(
             f"{hidden} of {len(facts)} facts have the ids of facts that belong to another agent of this user. "
             "Store them with a memory of that agent, or without their ids. Nothing was stored."
         )
-    moved = any(agents.get(fact.id, fact.agent_id) != fact.agent_id for fact in facts)
-    put_facts(tx, namespace, facts, moved=moved)
+    stored = parse_facts(tx, namespace, rows)
+    _put_over(tx, namespace, mark_edited_facts(facts, stored), stored)
     return True
 
 
@@ -141,9 +139,19 @@ def change_facts(
     """
     stored = parse_facts(tx, namespace, select_facts(tx, namespace, view, ids=ids))
     facts = changed(stored)
+    _put_over(tx, namespace, facts, stored)
+    return facts
+
+
+def _put_over(
+    tx: Transaction,
+    namespace: str,
+    facts: Sequence[Fact],
+    stored: Mapping[str, Fact],
+) -> None:
+    """Store facts in place of the ``stored`` facts with their ids."""
     moved = any(stored.get(fact.id, fact).agent_id != fact.agent_id for fact in facts)
     put_facts(tx, namespace, facts, moved=moved)
-    return facts
 
 
 def delete_facts(

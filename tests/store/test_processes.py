@@ -1,9 +1,8 @@
-"""What becomes of threads and connections where a process is forked, ends, or may not write."""
+"""What becomes of threads and connections where a process ends, or may not write."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
 from contextlib import aclosing
 from pathlib import Path
@@ -16,35 +15,6 @@ from tests.forked import python_command
 from tests.store.frozen import OwnServer, own_server
 
 __all__ = ["own_server"]
-
-FORKED = """
-import os, sys
-from llama_index.core.llms import ChatMessage
-from llama_index_memory_ext import CondensedMemory
-
-uri, before = sys.argv[1] or None, sys.argv[2] == "used before"
-# A question without an answer is warned of.
-def note(text):
-    return ChatMessage(text, role="assistant")
-
-memory = CondensedMemory.from_defaults("chat", async_database_uri=uri, extract_facts=False)
-if before:
-    memory.put(note("before"))
-children = []
-for i in range(3):
-    child = os.fork()
-    if child == 0:
-        for k in range(5):
-            memory.put(note(f"child {i} {k}"))
-            memory.get()
-        print(len(memory.get_all()), flush=True)
-        os._exit(0)
-    children.append(child)
-    memory.put(note(f"parent {i}"))
-assert all(os.waitpid(child, 0)[1] == 0 for child in children)
-print("parent", len(memory.get_all()), flush=True)
-memory.close()
-"""
 
 
 def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -60,29 +30,6 @@ def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     ]
     return subprocess.run(
         command, capture_output=True, text=True, timeout=120, check=False
-    )
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
-@pytest.mark.parametrize(
-    ("any_database_uri", "when"),
-    [
-        ("memory", "used before"),
-        ("file", "not used before"),
-        ("file", "used before"),
-        ("postgres", "used before"),
-    ],
-    indirect=["any_database_uri"],
-)
-def test_children_of_a_fork_and_their_parent_go_on(
-    any_database_uri: str | None, when: str
-) -> None:
-    """As in prefork servers. A database in memory is copied."""
-    done = run(FORKED, any_database_uri or "", when)
-    assert (done.returncode, done.stderr) == (0, "")
-    counted = int(done.stdout.split()[-1])
-    assert counted == 3 + (when == "used before") + (
-        0 if any_database_uri is None else 15
     )
 
 
