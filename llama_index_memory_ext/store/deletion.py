@@ -193,9 +193,10 @@ def _namespaces_that_read(tx: Transaction, keys: Collection[str]) -> set[str]:
     namespaces = set()
     for reader in tx.scalars(_SELECT_READERS, names=list(keys)):
         # The namespace follows " of ", and may itself hold these characters.
-        parts = reader.split(" of ")
-        for i in range(1, len(parts)):
-            namespaces.add(" of ".join(parts[i:]))
+        _, _, namespace = reader.partition(" of ")
+        while namespace:
+            namespaces.add(namespace)
+            _, _, namespace = namespace.partition(" of ")
     return namespaces
 
 

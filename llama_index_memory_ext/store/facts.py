@@ -30,7 +30,7 @@ from llama_index_memory_ext.text.turns import spoken
 from llama_index_memory_ext.words import visible
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from llama_index_memory_ext.store.database import Database
 
@@ -111,7 +111,8 @@ def write_facts(
             "Store them with a memory of that agent, or without their ids. Nothing was stored."
         )
     stored = parse_facts(tx, namespace, rows)
-    _put_over(tx, namespace, mark_edited_facts(facts, stored), stored)
+    edited = [mark_edited(fact, stored.get(fact.id, fact)) for fact in facts]
+    _put_over(tx, namespace, edited, stored)
     return True
 
 
@@ -217,17 +218,15 @@ def write_extracted(
     return _merge(tx, namespace, facts, seen, view) and move(tx)
 
 
-def _link_facts(tx: Transaction, namespace: str, facts: Iterable[Fact]) -> list[Fact]:
+def _link_facts(tx: Transaction, namespace: str, facts: Collection[Fact]) -> list[Fact]:
     """Return the facts, each with the ids of the rows that have its quote; () if no row has it."""
-    texts: dict[str, dict[int, str]] = {}
+    sessions = {fact.session_id or "" for fact in facts if fact.quote}
+    texts = {key: _texts_in(tx, namespace, key) for key in sessions}
     linked = []
     for fact in facts:
         rows: tuple[int, ...] = ()
-        session_id = fact.session_id
-        if session_id and fact.quote:
-            if session_id not in texts:
-                texts[session_id] = _texts_in(tx, namespace, session_id)
-            rows = _rows_of(fact, texts[session_id])
+        if fact.quote:
+            rows = _rows_of(fact, texts[fact.session_id or ""])
         linked.append(fact.model_copy(update={"message_ids": rows}))
     return linked
 
@@ -255,8 +254,7 @@ def _rows_of(fact: Fact, texts: Mapping[int, str]) -> tuple[int, ...]:
     lines = [line for line in fact.source.splitlines() if start in line]
     rows = []
     for row_id, text in texts.items():
-        is_source = any(line in text for line in lines or [start])
-        if fact.quote in text and is_source:
+        if fact.quote in text and any(line in text for line in lines or [start]):
             rows.append(row_id)
     return tuple(rows)
 
@@ -286,11 +284,6 @@ def link_session(tx: Transaction, session_id: str) -> None:
         unlinked = [fact for fact in of_session if not fact.message_ids]
         linked = _link_facts(tx, namespace, unlinked)
         put_facts(tx, namespace, [fact for fact in linked if fact.message_ids])
-
-
-def mark_edited_facts(facts: Sequence[Fact], stored: Mapping[str, Fact]) -> list[Fact]:
-    """Return the facts; a fact whose content differs from the stored fact is marked as edited."""
-    return [mark_edited(fact, stored.get(fact.id, fact)) for fact in facts]
 
 
 def merge_facts(facts: Sequence[Fact], newer: Mapping[str, Fact]) -> list[Fact]:
