@@ -98,8 +98,7 @@ ANSWER_COLUMNS = (
     ("right answers, changed fact", "to changed facts", "of"),
     ("right answers, control", "questions that need no memory", "of"),
     ("invented answers", "invented answers", "of"),
-    ("not recalled", "wrong: value not in the prompt", ".0f"),
-    ("not understood", "wrong: value in the prompt", ".0f"),
+    ("not understood", "wrong, although the value was in the prompt", ".0f"),
     ("a prompt", "tokens of a prompt", ",.0f"),
 )
 LOCOMO_ANSWERS = """\
@@ -202,12 +201,12 @@ OLDER
 """
 
 DEFAULTS = """
-| a limit of 8,000 tokens for the record, OpenAI's cache up to GPT-5.5 | tokens of a prompt | from the cache | price, relative to a `Memory` with prompts as long |
+| a limit of 8,000 tokens for the record, OpenAI's cache up to GPT-5.5 | tokens of a prompt | from the cache | price of a token, if it is 1 with `Memory` |
 |---|---|---|---|
 | all defaults | {cached_prefix_by_default|tokens of a prompt, CondensedMemory, all defaults, facts known, 8,000|,.0f} | {cached_prefix_by_default|share found, R1, CondensedMemory, all defaults, facts known, 8,000|.0%} | {cached_prefix_by_default|price of a turn, R1, CondensedMemory, all defaults, facts known, to LlamaIndex's Memory, as long as all defaults|.2f} |
 | `facts_token_limit=0` | {cached_prefix_by_default|tokens of a prompt, CondensedMemory, recall by default, 8,000|,.0f} | {cached_prefix_by_default|share found, R1, CondensedMemory, recall by default, 8,000|.0%} | {cached_prefix_by_default|price relative to the plain list, R1, CondensedMemory, recall by default, 8,000|.2f} |
 | `facts_token_limit=0`, `recall_token_limit=0` | {cached_prefix|tokens of a prompt, CondensedMemory, 8,000|,.0f} | {cached_prefix|share found, R1, CondensedMemory, 8,000|.0%} | {cached_prefix|price relative to the plain list, R1, CondensedMemory, 8,000|.2f} |
-| LlamaIndex's `Memory`, prompts as long as with all defaults | {cached_prefix_by_default|tokens of a prompt, LlamaIndex's Memory, as long as all defaults, 8,000|,.0f} | {cached_prefix_by_default|share found, R1, LlamaIndex's Memory, as long as all defaults, 8,000|.0%} | 1 |
+| LlamaIndex's `Memory` | {cached_prefix_by_default|tokens of a prompt, LlamaIndex's Memory, as long as all defaults, 8,000|,.0f} | {cached_prefix_by_default|share found, R1, LlamaIndex's Memory, as long as all defaults, 8,000|.0%} | 1 |
 """
 
 # The rule of each provider without marks, and with them; "" where marks change nothing.
