@@ -74,10 +74,9 @@ FOR_QUESTION = "question"
 # Constants of ``min_similarity``, chosen on exact_facts; see CONTRIBUTING.md. The words
 # of a question together weigh at most as much as this number of words of one fact alone.
 _MOST_QUESTION_WEIGHT = 2
-# The weights of a word that no fact has, of a related word, and of an earlier turn.
+# The weights of a word that no fact has, and of a related word.
 _UNKNOWN_WEIGHT = 0.5
 _RELATED_WEIGHT = 0.8
-_EARLIER_TURN_WEIGHT = 0.5
 # Questions of at most eight words have related words.
 _SHORT_QUESTION = 8
 # The least share of the best similarity.
@@ -603,35 +602,27 @@ def question_shares(
     """
     earlier_turns = "\n".join(context)
     codes = languages_of(question, languages) or languages_of(earlier_turns, languages)
-    words = _terms(question, codes)
-    earlier_words = _terms(earlier_turns, codes)
+    words = _terms(question, codes) or _terms(earlier_turns, codes)
     words_of_texts = {key: _terms(text, codes) for key, text in texts.items()}
-    common = {key: own & (words | earlier_words) for key, own in words_of_texts.items()}
+    common = {key: own & words for key, own in words_of_texts.items()}
     frequency = Counter(chain.from_iterable(words_of_texts.values()))
-    weights = {
-        word: _weight(frequency[word], len(texts)) for word in words | earlier_words
-    }
+    weights = {}
+    for word in words:
+        weights[word] = _idf(frequency[word], len(texts))
+        if word not in frequency:
+            weights[word] *= _UNKNOWN_WEIGHT
     full_weight = min(
-        sum(weights[word] for word in words or earlier_words),
-        _MOST_QUESTION_WEIGHT * _idf(1, len(texts)),
+        sum(weights.values()), _MOST_QUESTION_WEIGHT * _idf(1, len(texts))
     )
     for word, keys in _related_texts(words, codes, words_of_texts).items():
         weights[word] = _RELATED_WEIGHT * _UNKNOWN_WEIGHT * _idf(len(keys), len(texts))
         for key in keys:
             common[key] |= {word}
-    for word in earlier_words - words:
-        weights[word] *= _EARLIER_TURN_WEIGHT
     return _covered_shares(common, weights, full_weight)
 
 
 def _idf(frequency: int, texts: int) -> float:
     return 1 + log((1 + texts) / (1 + frequency))
-
-
-def _weight(frequency: int, texts: int) -> float:
-    if not frequency:
-        return _UNKNOWN_WEIGHT * _idf(0, texts)
-    return _idf(frequency, texts)
 
 
 def _related_texts(

@@ -283,8 +283,8 @@ class PromptPreviewer:
     async def _ask(self) -> list[ChatMessage]:
         """Return the prompt for the question.
 
-        The turn before the question may still change, so the index has the turn for this
-        prompt alone.
+        The turn before the question may still change, so the index with the turn is for
+        this prompt alone.
         """
         memory = self._memory
         index = memory.condensed_block.index(memory.session_id)
@@ -295,9 +295,10 @@ class PromptPreviewer:
             if index is None:
                 return prompt
         turn = await self._store.readers.find(memory.session_id, [ACTIVE])
-        with index.extended(turn):
-            prompt = await memory.aget()
-            await self._store.jobs.stop()
+        index.add(turn)
+        prompt = await memory.aget()
+        await self._store.jobs.stop()
+        index.drop()
         return prompt
 
 
