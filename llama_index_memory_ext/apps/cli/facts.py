@@ -241,7 +241,7 @@ async def explain(memory: "CondensedMemory", question: _Question) -> Output:
 
 async def _with_unread(memory: "CondensedMemory", output: Output) -> Output:
     """Return an output that says how many messages are unread: a command has no model to learn from them."""
-    count = await memory.facts_block.learning.count_unread(memory.session_id)
+    count = await memory.facts_block.count_unread(memory.session_id)
     if not count:
         return output
     messages = pluralize(count, "message")
