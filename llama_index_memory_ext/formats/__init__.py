@@ -52,7 +52,8 @@ _FORMATS = {
     "parts": f"a message of the AI SDK or of Gemini. {_CONVERT}/from-other-agents.md",
     "contents": f"a request to Gemini. {_CONVERT}/from-other-agents.md",
     "chunkedPrompt": "a prompt of Google AI Studio",
-    "schema": "facts that export --user has written, for import --user",
+    "schema": "facts, for import --user",
+    "sessions": "a copy of export --user, for import without --session",
 }
 
 
