@@ -8,6 +8,7 @@ import sys
 import threading
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -357,8 +358,10 @@ def test_a_model_that_fails_is_named_in_one_line_without_the_key(
         monkeypatch.setenv("OPENAI_API_KEY", "sk-not-to-be-shown")
         monkeypatch.setenv("OPENAI_API_BASE", base)
         monkeypatch.setenv("OPENAI_TIMEOUT", "0.3")
+        client: Any = choose_model()
         with pytest.raises(openai.OpenAIError) as caught:
-            choose_model().chat([ChatMessage("Hello")])
+            client.chat([ChatMessage("Hello")])
+        client._get_client().close()
         may_answer.set()
     line = describe_error(caught.value)
     assert says in line
