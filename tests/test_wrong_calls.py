@@ -63,6 +63,12 @@ CALLS: list[tuple[Callable[[Any], Any], str, str, str]] = [
         "Did you mean 'token_limit'?",
     ),
     (
+        lambda _: CondensedMemory.from_defaults("chat", "ann"),  # type: ignore[arg-type]
+        "The second argument is chat_history, a list of messages",
+        "saw a str",
+        "Pass a user by name: user_id=",
+    ),
+    (
         lambda _: opened(session_id=""),
         "must be a text, must not be empty",
         "saw ''",

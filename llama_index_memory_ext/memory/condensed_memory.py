@@ -32,11 +32,11 @@ from llama_index_memory_ext.memory.search import MemorySearchResult, check_searc
 from llama_index_memory_ext.memory.settings import (
     StorePlace,
     check_cache_points,
+    check_host_arguments,
     limits_for,
     session_id_for,
     settings_of,
     store_for,
-    warn_without_effect,
     warn_without_summary_model,
     with_further_blocks,
 )
@@ -242,18 +242,7 @@ class CondensedMemory(MemoryFields):
             inspect.signature(cls.from_defaults).parameters,
             "CondensedMemory.from_defaults()",
         )
-        warn_without_effect(
-            "token_flush_size",
-            token_flush_size,
-            None,
-            "chat_history_token_ratio decides how many whole turns move into the record",
-        )
-        warn_without_effect(
-            "memory_blocks_concurrency",
-            memory_blocks_concurrency,
-            1,
-            "the facts are chosen for a record that was read before",
-        )
+        check_host_arguments(chat_history, token_flush_size, memory_blocks_concurrency)
         limits = limits_for(
             context_window, token_limit, condensed_token_limit, facts_token_limit, llm
         )
@@ -796,14 +785,14 @@ class CondensedMemory(MemoryFields):
         """Pass the messages that leave by the plan to the blocks; wait for facts and summary."""
         async with self._calls():
             await write(self, [], plan)
-        for block in self.log_blocks:
+        for block in self._log_blocks:
             await block.aflush(self.session_id)
 
     async def _finish(self) -> None:
         """Flush before closing; accept a read-only database or another owner's session if nothing was written."""
         try:
             await self._flush(leaving_at_end)
-            for block in self.log_blocks:
+            for block in self._log_blocks:
                 await block.finish()
         except StoreError as error:
             if self._opened and not isinstance(error, SessionOwnerError):

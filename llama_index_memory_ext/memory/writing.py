@@ -58,7 +58,7 @@ async def open_blocks(memory: MemoryFields, question: str | None) -> bool:
     A failure is logged, because the message must still be stored.
     """
     try:
-        for block in memory.log_blocks:
+        for block in memory._log_blocks:  # noqa: SLF001 - of the class that calls
             await block.aopen(memory.session_id, question)
     except StoreTimeoutError:
         # Storing the message would wait as long again.
@@ -87,7 +87,7 @@ async def write(
     Return the number of messages that were not stored before.
     """
     readers: list[str] = []
-    for block in memory.log_blocks:
+    for block in memory._log_blocks:  # noqa: SLF001 - of the class that calls
         readers += block.readers_of(memory.session_id)
     appended = await memory.sql_store.log.append(
         memory.session_id,

@@ -281,30 +281,6 @@ async def test_no_question_waits_for_a_job_that_tries_again() -> None:
         task.cancel()
 
 
-async def test_a_cause_is_taken_care_of_once_by_a_job_that_runs_or_has_succeeded() -> (
-    None
-):
-    """Not by one that has failed or was cancelled, nor by one that was started for another cause."""
-    jobs = new_jobs()
-    for work, is_done in ((succeed, True), (fail, False)):
-        jobs.start(CHAT, work, 3600.0, cause="answer")
-        await jobs.wait(CHAT)
-        assert [jobs.takes_care_of(CHAT, "answer") for _ in range(2)] == [
-            is_done,
-            False,
-        ]
-    await jobs.finish(CHAT, succeed)
-    jobs.start(CHAT, asyncio.Event().wait, 3600.0, cause="answer")
-    await asyncio.sleep(0)
-    assert not jobs.takes_care_of(CHAT, None)
-    assert [jobs.takes_care_of(CHAT, "answer") for _ in range(2)] == [True, False]
-    await jobs.stop()
-    assert not jobs.takes_care_of(CHAT, "answer")
-    jobs.start(CHAT, succeed, 3600.0)
-    await jobs.wait(CHAT)
-    assert not jobs.takes_care_of(CHAT, "answer")
-
-
 async def test_few_sessions_of_an_owner_are_worked_on_at_once_and_all_in_the_end() -> (
     None
 ):

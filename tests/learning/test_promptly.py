@@ -75,29 +75,6 @@ async def test_a_question_does_not_wait_for_its_own_session_or_without_a_time(
     await memory.aclose()
 
 
-async def test_each_turn_starts_one_extraction(
-    learns: Learns, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By its answer; the next question, which moves the turn into the record, starts none."""
-    memory = learns(extract_every_turns=1)[0]
-    unread, reads = memory.sql_store.readers.unread, []
-
-    async def counted(*args: Any, **options: Any) -> Any:
-        reads.append(args)
-        return await unread(*args, **options)
-
-    monkeypatch.setattr(memory.sql_store.readers, "unread", counted)
-    for word in ("tea", "rain"):
-        await memory.aput(user(f"I like {word}."))
-        await memory.facts_block.await_jobs("chat")
-        assert reads == []
-        await memory.aput(assistant("Fine."))
-        await memory.facts_block.await_jobs("chat")
-        # The batch, and that nothing is left.
-        assert len(reads) == 2
-        reads.clear()
-
-
 async def test_a_turn_whose_extraction_was_cancelled_is_read_when_the_next_one_begins(
     learns: Learns,
 ) -> None:
