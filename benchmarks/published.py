@@ -102,12 +102,12 @@ ANSWER_COLUMNS = (
     ("a prompt", "tokens of a prompt", ",.0f"),
 )
 LOCOMO_ANSWERS = """\
-For a conversation, learning sent {answers|CondensedMemory that learns, 600 tokens: learning, sent|,.0f} tokens and received {answers|CondensedMemory that learns, 600 tokens: learning, received|,.0f} with
+For each conversation, learning sent {answers|CondensedMemory that learns, 600 tokens: learning, sent|,.0f} tokens and received {answers|CondensedMemory that learns, 600 tokens: learning, received|,.0f} with
 `CondensedMemory`, and {answers|FactExtractionMemoryBlock, 600 tokens: learning, sent|,.0f} and {answers|FactExtractionMemoryBlock, 600 tokens: learning, received|,.0f} with the block.
 The block's prompts are shorter, because this model learns fewer facts than the stand-in that set the block's limit.
 
-The same model answered 30 questions about the beginnings of five conversations of LoCoMo, which people wrote (`answers_locomo`;
-judged by words of the evidence). The evidence had left the list of messages: {answers_locomo|CondensedMemory without facts: right answers|of} right with \
+The same model answered 30 questions about the beginnings of five conversations of LoCoMo, which people wrote
+(`answers_locomo`, judged by words of the evidence). The evidence had left the list of messages. Right answers: {answers_locomo|CondensedMemory without facts: right answers|of} with
 `CondensedMemory` without facts, in {answers_locomo|CondensedMemory without facts: a prompt|.0f} tokens, and
 {answers_locomo|LlamaIndex's Memory: right answers|of} with `Memory`, in {answers_locomo|LlamaIndex's Memory: a prompt|.0f} tokens.
 """
