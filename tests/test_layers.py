@@ -62,7 +62,7 @@ text        trim > limits parts > entries turns > messages > tokens       # mess
 ---
 words       tokens > asking dates pronouns > __init__                     # words
 ---
-background  jobs threads loading > recent loop > locks                    # threads, and work that no answer waits for
+background  jobs threads > recent loop > locks                            # threads, and work that no answer waits for
 ---
 .           settings > errors events                                      # what all of it uses
 """
@@ -98,6 +98,7 @@ WITH_ONE_IMPORTER = {
     "apps/inspector/actions.py": "writes, apart from the pages, which only read",
     "apps/inspector/server.py": "needs the extra inspect",
     "memory/prompt.py": "makes the prompt, apart from the class that programs call",
+    "memory/settings.py": "decides in plain functions, apart from the class that programs call",
     "memory/stats.py": "is loaded when a program asks for statistics, and public",
     "record/summary.py": "is a request of its own, which is off by default",
     "record/sticky.py": "decides in plain functions, apart from the class that reads and stores",
@@ -119,7 +120,6 @@ DOORS = {
     "words": "snowballstemmer py3langid",
     "store": "sqlalchemy psycopg cryptography",
     "text": "tiktoken",
-    "": "sklearn",
 }
 
 
@@ -303,7 +303,7 @@ def test_the_public_names_are_sorted_and_exist() -> None:
 # What importing the preset may load, by room: nothing that extracts, checks, sums up, deletes or reads said dates.
 LOADED_WITH_THE_PRESET = {
     "": "agent_view errors events fact settings",
-    "background": "jobs loading locks loop recent threads",
+    "background": "jobs locks loop recent threads",
     "blocks": "facts learning log_end record",
     "facts": "book filters history ranking user_facts",
     "formats": "layouts",

@@ -167,16 +167,10 @@ class LogBlock(BaseMemoryBlock[str]):
             session_id = self._see(session_id)
             if self.store is None:
                 await self._store.log.append(session_id, messages, len)
-            await self.anotice_flush(session_id, messages)
+            await self.anotice(session_id)
 
     async def _aput(self, messages: list[ChatMessage]) -> None:
         await self.aput(messages)
-
-    async def anotice_flush(
-        self, session_id: str, messages: Sequence[ChatMessage]
-    ) -> None:
-        """Start the background work for messages that have just left short-term memory."""
-        await self.anotice(session_id)
 
     @abstractmethod
     async def anotice(self, session_id: str) -> None:
@@ -217,6 +211,11 @@ class LogBlock(BaseMemoryBlock[str]):
         ]
         if len(questions) >= _MOST_UNGIVEN_TURNS:
             _advise_on_settings(self.name)
+
+    @classmethod
+    @abstractmethod
+    def class_name(cls) -> str:
+        """Return the name under which LlamaIndex serialises this block."""
 
     def readers_of(self, session_id: str) -> tuple[str, ...]:
         """Return the names of the readers that the store registers for a session."""

@@ -18,7 +18,6 @@ from typing_extensions import Self, TypedDict
 
 from llama_index_memory_ext.agent_view import AgentView, Scope, view_of
 from llama_index_memory_ext.background.jobs import JobKey, Jobs
-from llama_index_memory_ext.background.loading import start_loading
 from llama_index_memory_ext.background.recent import Recent
 from llama_index_memory_ext.blocks import DEFAULT_SESSION_ID, LogBlock
 from llama_index_memory_ext.blocks.learning import LearningSchedule, SessionState
@@ -235,9 +234,6 @@ class RelevantFactsBlock(LogBlock):
     )
 
     _own_namespace: str | None = PrivateAttr(default=None)
-    _texts: Recent[tuple[object, ...], FactsForPrompt] = PrivateAttr(
-        default_factory=Recent
-    )
     _prompts: Recent[str, _LastPrompt] = PrivateAttr(default_factory=Recent)
     _sessions: Recent[str, SessionState] = PrivateAttr(default_factory=Recent)
     _last_session: str = PrivateAttr(default=DEFAULT_SESSION_ID)
@@ -310,11 +306,7 @@ class RelevantFactsBlock(LogBlock):
             questions = [m.content for m in messages if m.role == MessageRole.USER]
             await self.aopen(session_id, questions[-1] if questions else None)
             unread = await self.learning.wait_for_others(session_id)
-        facts = await self._select(messages, session_id, snapshot, record, unread)
-        if self.learning.can_extract:
-            # After the prompt, while the model answers.
-            start_loading("llama_index_memory_ext.learning.extractor")
-        return facts
+        return await self._select(messages, session_id, snapshot, record, unread)
 
     async def _select(
         self,
@@ -332,8 +324,6 @@ class RelevantFactsBlock(LogBlock):
         if snapshot is None and not log_end.lines:
             self._advise(messages)
         user_facts = await self._read_facts(session_id, log_end.changes)
-        # Another memory of the user may read newer facts meanwhile.
-        version = user_facts.version
         turns = turns_of(log_end.lines)[-self.context_turns :]
         last_question = question_in(messages, turns, self.context_turns)
         self._prompts.put(session_id, _LastPrompt(last_question, record))
@@ -347,18 +337,8 @@ class RelevantFactsBlock(LogBlock):
             return FactsForPrompt(question=unread_text)
         limit = surroundings.limit - unread_text.tokens
         surroundings = surroundings._replace(limit=limit)
-        key = (
-            *version,
-            user_facts.namespace,
-            *self._cache_key(showable, surroundings, question, context),
-        )
-        cached = self._texts.get(key)
-        facts = cached
-        if facts is None:
-            is_prepared = await showable.prepare([question, *context])
-            facts = await self._choose(showable, question, context, surroundings)
-            if is_prepared:
-                self._texts.put(key, facts)
+        await showable.prepare([question, *context])
+        facts = await self._choose(showable, question, context, surroundings)
         entries = [*facts.profile.sources, *facts.question.sources]
         similarities = {entry.fact.id: entry.similarity for entry in entries}
         reader = self.profile_reader_of(session_id)
@@ -377,7 +357,6 @@ class RelevantFactsBlock(LogBlock):
                     tokens=facts.profile.tokens + facts.question.tokens,
                     profile_tokens=facts.profile.tokens,
                     token_limit=self.token_limit,
-                    cached=cached is not None,
                     seconds=perf_counter() - started,
                 )
             )
@@ -443,30 +422,6 @@ class RelevantFactsBlock(LogBlock):
             showable.stated_in(record.session_id, record.row_ids | record.recalled_ids),
             FLOOR_BEHIND_RECORD,
             remaining,
-        )
-
-    def _cache_key(
-        self,
-        showable: ShowableFacts,
-        surroundings: Surroundings,
-        question: str,
-        context: Sequence[str],
-    ) -> tuple[object, ...]:
-        """Return a key of all settings and texts that choose among the same facts.
-
-        The program may set fields of the block at any time.
-        """
-        return (
-            self.view,
-            _WEIGHTS,
-            self.min_similarity,
-            tuple(self.languages or ()),
-            self.token_limit,
-            showable.period,
-            surroundings._replace(profile=()),
-            tuple(fact.id for fact in surroundings.profile),
-            question,
-            *context,
         )
 
     async def _choose(
@@ -687,13 +642,6 @@ class RelevantFactsBlock(LogBlock):
         The ``answer`` has just ended a turn. ``asks``: a question stands behind it.
         """
         await self.learning.notice(session_id, answer, asks=asks)
-
-    async def anotice_flush(
-        self, session_id: str, messages: Sequence[ChatMessage]
-    ) -> None:
-        """Extract facts in the background, unless the last of these messages has already started a job."""
-        if not self.jobs.takes_care_of(self.job_key(session_id), messages[-1].content):
-            await self.anotice(session_id)
 
     async def aflush(self, session_id: str | None = None) -> None:
         """Extract facts from all unread messages of a session, or of each session that this block has seen.

@@ -143,16 +143,14 @@ class LearningSchedule:
             state.last_left = row_id
             self.start(session_id)
 
-    def start(
-        self, session_id: str, *, needed: bool = False, cause: str | None = None
-    ) -> None:
+    def start(self, session_id: str, *, needed: bool = False) -> None:
         """Extract facts of a session: of turns that are due, or of all if they are ``needed``."""
         key = self.block.job_key(session_id)
         if needed:
             self.see(session_id)
             self.store.jobs.needed.add(key)
         work = partial(self._extract, key)
-        self.block.jobs.start(key, work, self.block.retry_seconds, cause=cause)
+        self.block.jobs.start(key, work, self.block.retry_seconds)
 
     async def notice(
         self, session_id: str, answer: ChatMessage | None, *, asks: bool
@@ -163,16 +161,14 @@ class LearningSchedule:
         """
         if not self._extracts():
             return
-        cause = None
         jobs = self.store.jobs
         if answer is not None:
-            cause = answer.content
             self._state_of(session_id).question = 0
             if not asks:
                 jobs.asked.discard(session_id)
             if not self.store.database.in_memory:
                 jobs.unread.add(session_id)
-        self.start(session_id, cause=cause)
+        self.start(session_id)
         if self.every_turns is None:
             read_all = partial(self.start, session_id, needed=True)
             key = self.block.job_key(session_id)

@@ -27,7 +27,6 @@ from llama_index_memory_ext.search.tfidf import (
     SOURCE_SHARE,
     Document,
     FactRanker,
-    Similarities,
     TfidfRanker,
     similarities_with_context,
 )
@@ -379,10 +378,7 @@ class ShowableFacts:
         """Return the similarity of each fact to a query, 0..1, by id; {} if there is no ranker, or it fails."""
         if self.ranker is not None:
             with self._suppress_failures():
-                similarities = self.ranker.similarities(query)
-                if isinstance(similarities, Similarities):
-                    return similarities
-                return {name: float(value) for name, value in similarities.items()}
+                return self.ranker.similarities(query)
         return {}
 
     async def prepare(self, queries: Sequence[str] = ()) -> bool:

@@ -17,7 +17,7 @@ from llama_index_memory_ext.checks.clauses import (
 from llama_index_memory_ext.checks.comparison import shares_word
 from llama_index_memory_ext.learning.prompt import on_one_line
 from llama_index_memory_ext.learning.reply import without_thoughts
-from llama_index_memory_ext.models.ask import ask_with, token_bound
+from llama_index_memory_ext.models.ask import ask_with
 from llama_index_memory_ext.words import relations_in
 
 if TYPE_CHECKING:
@@ -88,6 +88,6 @@ async def ask_whether_over(
 ) -> bool:
     """Return whether a model answers "no" to an ``ending_prompt``. Its response is added to ``responses``."""
     chat = partial(llm.achat, list(prompt))
-    response = await ask_with(llm, token_bound(llm, _WORD_TOKENS), chat, responses)
+    response = await ask_with(llm, chat, _WORD_TOKENS, responses)
     answer = without_thoughts(response.message.content or "")
     return answer.strip(' "*').casefold().startswith("no")

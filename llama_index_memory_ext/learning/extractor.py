@@ -10,7 +10,6 @@ from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from llama_index_memory_ext.background.loading import wait_until_loaded
 from llama_index_memory_ext.errors import (
     StoreError,
     TruncatedReplyError,
@@ -40,6 +39,8 @@ from llama_index_memory_ext.learning.reply import ExtractionReply, NewFact, Reti
 from llama_index_memory_ext.learning.report import ask_for_facts, can_call
 from llama_index_memory_ext.learning.validation import ValidatedReply, validate_reply
 from llama_index_memory_ext.models.ask import Usage, usage_of, was_truncated
+from llama_index_memory_ext.store.facts import write_extracted
+from llama_index_memory_ext.store.readers import move_cursor
 from llama_index_memory_ext.store.tables import display_name
 
 if TYPE_CHECKING:
@@ -262,13 +263,7 @@ class Extractor:
             request = await self.planner.plan(batch, lists_facts=lists_facts)
             answer = await self._ask(request)
             extracted = await self._check(answer)
-            progress = progress.with_note(
-                self.block.now().date(),
-                extracted.usage,
-                [rejection.reason for rejection in extracted.reply.rejected],
-                batch.rows[0].id,
-                batch.rows[-1].id,
-            )
+            progress = progress._replace(is_understood=True)
         return await self._write(batch, extracted, progress, before)
 
     async def _ask(self, request: Request) -> Answer:
@@ -341,15 +336,25 @@ class Extractor:
     ) -> Extracted:
         """Store the facts of a batch with the cursor; return no facts if another process was faster."""
         user_facts = self.user_facts
-        is_stored = await user_facts.store.facts.write_extracted(
+        unread = batch.unread
+        move = partial(
+            move_cursor,
+            key=self.session_id,
+            reader=self.batches.reader,
+            epoch=unread.epoch,
+            old=unread.position,
+            new=max(unread.position, unread.rows[-1].id),
+            state=progress.state,
+        )
+        is_stored = await user_facts.store.database.run(
+            write_extracted,
             user_facts.namespace,
             extracted.changed,
             before.changes,
-            session_id=self.session_id,
-            reader=self.batches.reader,
-            unread=batch.unread,
-            state=progress.state,
-            view=user_facts.view,
+            user_facts.view,
+            move,
+            sessions=[self.session_id],
+            users=[user_facts.namespace],
         )
         written = Extracted(seconds=extracted.seconds)
         if is_stored:
@@ -402,7 +407,6 @@ class Extractor:
             user_facts.facts.get(fact.id) or retire(fact, "deleted", fact.updated_at)
             for fact in known_facts
         ]
-        await wait_until_loaded()
         # Dates and languages of a long text take a while, which must not block the
         # event loop.
         valid = await asyncio.to_thread(

@@ -30,7 +30,6 @@ from llama_index_memory_ext.models.ask import (
     refuses_tools,
     remember,
     takes,
-    token_bound,
     was_refused,
     was_truncated,
 )
@@ -124,8 +123,7 @@ class _Request:
         return _Answer(await self._chat(chat), by_tool=False)
 
     async def _chat(self, chat: Callable[..., Awaitable[ChatResponse]]) -> ChatResponse:
-        options = token_bound(self.llm, self.answer_tokens)
-        return await ask_with(self.llm, options, chat, self.responses)
+        return await ask_with(self.llm, chat, self.answer_tokens, self.responses)
 
 
 def can_call(llm: LLM) -> bool:
@@ -167,7 +165,7 @@ async def ask_for_facts(
     takes_tools = can_call(llm)
     answer = await request.send(messages, by_tool=takes_tools)
     if answer.has_calls:
-        remember(llm, ["tools"], accepted=True)
+        remember(llm, "tools", accepted=True)
     try:
         reply = await asyncio.to_thread(_read_answer, answer, names)
     except FactReplyError as error:
@@ -181,7 +179,7 @@ async def ask_for_facts(
         )
         reply = await asyncio.to_thread(_read_answer, answer, names)
     if takes_tools and not answer.by_tool:
-        remember(llm, ["tools"], accepted=False)
+        remember(llm, "tools", accepted=False)
     return reply, answer.response
 
 

@@ -183,6 +183,14 @@ def is_missing(url: URL) -> bool:
     return url.get_backend_name() == "sqlite" and not Path(name).is_file()
 
 
+def file_id(url: URL) -> int:
+    """Return the number of a SQLite file on its disk; 0 for a missing file, or a database that is no file."""
+    if url.get_backend_name() == "sqlite":
+        with suppress(OSError):
+            return Path(str(url.database)).stat().st_ino
+    return 0
+
+
 def open_engine(url: URL, seconds: float, pool_size: int, set_up: str = "") -> Engine:
     """Return an engine whose errors quote no parameters; a StoreError if a folder is missing.
 

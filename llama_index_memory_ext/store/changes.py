@@ -48,9 +48,10 @@ def without_words(fact: Fact, session_id: str, remaining: Collection[int]) -> Fa
     )
 
 
-def without_deleted_source(fact: Fact, lines: Collection[str] | None) -> Fact:
-    """Return a fact without its ``source`` if that has a line that is not among the lines of its session."""
-    if lines is None or set(lines).issuperset(fact.source.splitlines()):
+def without_deleted_source(fact: Fact, text: str | None) -> Fact:
+    """Return a fact without its ``source`` if that has a line that the text of its session has not; None: no text."""
+    lines = fact.source.splitlines()
+    if text is None or all(line in text for line in lines):
         return fact
     return fact.model_copy(update={"source": "", "words_deleted_at": utc_now()})
 

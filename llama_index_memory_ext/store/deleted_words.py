@@ -18,7 +18,7 @@ from llama_index_memory_ext.store.fact_rows import (
     put_facts,
     select_facts,
 )
-from llama_index_memory_ext.store.readers import lines_of_session
+from llama_index_memory_ext.store.readers import text_of_session
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -73,30 +73,22 @@ UNION SELECT namespace FROM {facts} WHERE namespace {in_read_by}
 """
 
 
-def lose_words(
-    tx: Transaction,
-    session_id: str,
-    remaining: set[int],
-    neighbors: set[int],
-) -> int:
+def lose_words(tx: Transaction, session_id: str, remaining: set[int]) -> int:
     """Take the words of deleted messages from facts; return the number of changed facts.
 
-    The text around a quote may hold the messages beside it. So a fact of the
-    ``neighbors`` of deleted rows loses that text, too. A fact without a remaining
-    row has no session.
+    The text around a quote may hold words of the messages beside it. A fact without a
+    ``remaining`` row has no session.
     """
+    text = text_of_session(tx, session_id)
     changed: dict[str, list[Fact]] = {}
     result = tx.execute(_SELECT_FACTS_OF_SESSION, session_id=session_id)
     for row in result.all():
-        facts = changed.setdefault(row.namespace, [])
-        fact = parse_facts(tx, row.namespace, [row]).get(row.id)
-        if fact is None or not fact.message_ids:
-            continue
-        ids = fact.message_ids
-        lost_message = not remaining.issuperset(ids)
-        between = range(min(ids), max(ids) + 1)
-        if lost_message or not neighbors.isdisjoint(between):
-            facts.append(without_words(fact, session_id, remaining))
+        for fact in parse_facts(tx, row.namespace, [row]).values():
+            remaining_fact = without_deleted_source(fact, text)
+            if not remaining.issuperset(fact.message_ids):
+                remaining_fact = without_words(fact, session_id, remaining)
+            if remaining_fact != fact:
+                changed.setdefault(row.namespace, []).append(remaining_fact)
     tx.lock((), changed)
     for namespace, facts in changed.items():
         put_facts(tx, namespace, facts)
@@ -131,13 +123,13 @@ def forget_words(
     )
     namespaces = set(reached).difference(own)
     tx.lock((), {*own, *namespaces})
-    lines = {}
+    texts = {}
     if namespaces:
         for key in sessions:
-            lines[key] = lines_of_session(tx, key)
+            texts[key] = text_of_session(tx, key)
     counts: Counter[str] = Counter()
     for namespace in namespaces:
-        counts.update(_forget_words_in(tx, namespace, user, contents, lines))
+        counts.update(_forget_words_in(tx, namespace, user, contents, texts))
     return counts
 
 
@@ -146,12 +138,12 @@ def _forget_words_in(
     namespace: str,
     user: DeletedUser,
     contents: Mapping[str, str | None],
-    lines: Mapping[str, Collection[str]],
+    texts: Mapping[str, str],
 ) -> Counter[str]:
     """Delete the facts of a user's words from one namespace; return their numbers by kind.
 
     ``contents``: the facts of these words, by their ids; None for a fact that
-    cannot be decrypted. ``lines``: the lines that remain in each session of the
+    cannot be decrypted. ``texts``: the text that remains in each session of the
     user.
     """
     rows = select_facts(tx, namespace)
@@ -167,7 +159,7 @@ def _forget_words_in(
     for row in rows:
         if row.id in stored and row.id not in deleted:
             fact = without_reasons(stored[row.id], deleted, is_team=is_team)
-            fact = without_deleted_source(fact, lines.get(row.session_id))
+            fact = without_deleted_source(fact, texts.get(row.session_id))
             if fact != stored[row.id]:
                 changed.append(fact)
     put_facts(tx, namespace, changed)

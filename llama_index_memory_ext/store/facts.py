@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index_memory_ext.agent_view import SHARED_FACTS, AgentView
 from llama_index_memory_ext.errors import FactError
@@ -19,7 +18,6 @@ from llama_index_memory_ext.store.fact_rows import (
 from llama_index_memory_ext.store.readers import (
     existing_sessions,
     find_rows,
-    move_cursor,
     rows_by_id,
 )
 from llama_index_memory_ext.store.transaction import (
@@ -36,8 +34,6 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.store.database import Database
-    from llama_index_memory_ext.store.rows import LogPage
-    from llama_index_memory_ext.text.messages import Json
 
     Changed = Callable[[Mapping[str, Fact]], Sequence[Fact]]
 
@@ -90,10 +86,18 @@ def write_facts(
     tx: Transaction,
     namespace: str,
     facts: Sequence[Fact],
-    seen: FactChanges | None,
-    view: AgentView,
+    seen: FactChanges | None = None,
+    *,
+    view: AgentView = SHARED_FACTS,
 ) -> bool:
-    """As ``Facts.write``."""
+    """Store facts; a fact with a stored id replaces the stored one.
+
+    With ``seen``, changes that were stored since stay. False, and nothing is stored, if
+    facts were deleted since.
+
+    Raises:
+        FactError: The stored fact belongs to another agent.
+    """
     if seen is not None:
         # A user without facts has no epoch, so a deletion of the messages changes none.
         if seen.epoch == 0 and not _are_said(tx, facts):
@@ -195,10 +199,15 @@ def write_extracted(
     facts: Sequence[Fact],
     seen: FactChanges,
     view: AgentView,
-    cursor: Mapping[str, Any],
+    move: Callable[[Transaction], bool],
 ) -> bool:
-    """Store extracted facts, and move the cursor of their reader, as ``Facts.write_extracted``."""
-    return _merge(tx, namespace, facts, seen, view) and move_cursor(tx, **cursor)
+    """Store the facts of rows, and ``move`` the reader's cursor past these rows: all or nothing.
+
+    Changes that were stored since ``seen`` are neither repeated nor undone. False, and
+    nothing is stored, if the cursor was moved, or messages or facts were deleted
+    meanwhile.
+    """
+    return _merge(tx, namespace, facts, seen, view) and move(tx)
 
 
 def _link_facts(tx: Transaction, namespace: str, facts: Iterable[Fact]) -> list[Fact]:
@@ -248,8 +257,13 @@ def _rows_of(fact: Fact, texts: Mapping[int, str]) -> tuple[int, ...]:
 def import_facts(
     tx: Transaction, namespace: str, facts: Sequence[Fact], view: AgentView
 ) -> None:
-    """Store imported facts with the rows that have their quotes, as ``Facts.import_facts``."""
-    write_facts(tx, namespace, _link_facts(tx, namespace, facts), None, view)
+    """As ``write_facts``; each fact gets the rows of its session that have its quote.
+
+    The row ids of another database mean nothing here, so quotes find the messages.
+    """
+    sessions = {fact.session_id or "" for fact in facts}
+    tx.lock(existing_sessions(tx, sessions), [namespace])
+    write_facts(tx, namespace, _link_facts(tx, namespace, facts), view=view)
 
 
 def link_session(tx: Transaction, session_id: str) -> None:
@@ -275,93 +289,14 @@ class Facts:
 
     read = reads(read_facts)
     change = writes_user(change_facts)
+    write = writes_user(write_facts)
     delete = writes_user(delete_facts)
     count_by_user = reads(count_facts)
     link_session = writes_session(link_session)
-    _existing = reads(existing_sessions)
-
-    async def write(
-        self,
-        namespace: str,
-        facts: Sequence[Fact],
-        seen: FactChanges | None = None,
-        *,
-        view: AgentView = SHARED_FACTS,
-    ) -> bool:
-        """Store facts in one transaction; a fact with a stored id replaces the stored one.
-
-        With ``seen``, changes that were stored since stay. False, and nothing is
-        stored, if facts were deleted since. The call may take the ``operation_timeout``
-        once for each ``PAGE_FACTS`` facts.
-
-        Raises:
-            FactError: The stored fact belongs to another agent.
-        """
-        return await self.database.run(
-            write_facts,
-            namespace,
-            facts,
-            seen,
-            view,
-            users=[namespace],
-            seconds=self._seconds_for(facts),
-        )
-
-    def _seconds_for(self, facts: Sequence[Fact]) -> float:
-        return self.database.seconds * max(math.ceil(len(facts) / PAGE_FACTS), 1)
-
-    async def write_extracted(
-        self,
-        namespace: str,
-        facts: Sequence[Fact],
-        seen: FactChanges,
-        *,
-        session_id: str,
-        reader: str,
-        unread: LogPage,
-        state: Json = None,
-        view: AgentView = SHARED_FACTS,
-    ) -> bool:
-        """Store the facts of rows, and move the reader's cursor past these rows, with its state: all or nothing.
-
-        The cursor never goes back. Changes that were stored since ``seen`` are neither
-        repeated nor undone. False, and nothing is stored, if the cursor was moved, or
-        messages or facts were deleted meanwhile.
-        """
-        cursor = {
-            "key": session_id,
-            "reader": reader,
-            "epoch": unread.epoch,
-            "old": unread.position,
-            "new": max(unread.position, unread.rows[-1].id),
-            "state": state,
-        }
-        return await self.database.run(
-            write_extracted,
-            namespace,
-            facts,
-            seen,
-            view,
-            cursor,
-            sessions=[session_id],
-            users=[namespace],
-        )
 
     async def import_facts(
         self, namespace: str, facts: Sequence[Fact], view: AgentView
     ) -> None:
-        """As ``write``; each fact gets the rows of its session that have its quote.
-
-        The row ids of another database mean nothing here, so quotes find the messages.
-        """
-        keys = {fact.session_id or "" for fact in facts}
-        sessions = await self._existing(list(keys))
-        await self.database.run(
-            import_facts,
-            namespace,
-            facts,
-            view,
-            sessions=sessions,
-            users=[namespace],
-            seconds=self._seconds_for(facts),
-        )
+        """Store imported facts, in the time of one call for each ``PAGE_FACTS`` facts."""
+        seconds = self.database.seconds * (len(facts) // PAGE_FACTS + 1)
+        await self.database.run(import_facts, namespace, facts, view, seconds=seconds)

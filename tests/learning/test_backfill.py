@@ -267,7 +267,7 @@ async def test_two_workers_store_nothing_twice(
     memory = open_memory("chat", user_id="ann", async_database_uri=any_database_uri)
     await tell(memory.sql_store, "chat", "tea")
     llm = OfflineModel(max_tokens=None)
-    llm.together = threading.Barrier(2, timeout=20)
+    llm.together = threading.Barrier(2, timeout=60)
 
     async def work() -> Backfilled:
         async with CondensedMemory.from_defaults(

@@ -22,7 +22,7 @@ from llama_index_memory_ext import (
 )
 from llama_index_memory_ext.blocks import LogBlock
 from llama_index_memory_ext.memory import writing
-from llama_index_memory_ext.store import warn_of_unused
+from llama_index_memory_ext.memory.writing import warn_of_unused
 from tests.conversation import assistant, user
 from tests.learning.learning import extractions, learner, likes, talk
 from tests.memories import OpenMemory, OpenPlainMemory
@@ -286,35 +286,6 @@ async def test_a_memory_whose_facts_alone_were_read_is_warned_of(
                 await memory.facts.aadd("Likes tea")
             assert len(await memory.facts.alist()) == changes
         assert warnings_in(caplog) == (not changes)
-
-
-@pytest.mark.parametrize("use", ["none", "read facts", "put", "change facts", "other"])
-async def test_a_store_on_which_no_memory_was_used_is_warned_of(
-    start_model: StartModel,
-    database_uri: str,
-    caplog: pytest.LogCaptureFixture,
-    use: str,
-) -> None:
-    """A server closes its store, and its memories are gone by then."""
-    warn_of_unused.cache_clear()
-    llm, _ = start_model(learner)
-    store = MemoryStore(database_uri)
-    if use == "other":
-        await store.get_keys()
-    for name in ("a", "b") if use != "other" else ():
-        memory = CondensedMemory.from_defaults(
-            name, user_id="ann", chat_store=store, llm=llm
-        )
-        await FunctionAgent(llm=llm, memory=memory).run("I like tea.")
-        if use == "put":
-            await memory.aput(user("I like tea."))
-        elif use == "change facts":
-            await memory.facts.aadd("Likes tea")
-        elif use == "read facts":
-            await memory.facts.alist()
-        del memory
-    await store.aclose()
-    assert warnings_in(caplog) == (use in ("none", "read facts"))
 
 
 # ---- two runs at once -------------------------------------------------------------------

@@ -566,7 +566,7 @@ async def test_the_result_says_whether_the_file_was_vacuumed(
     plain = open_store(database_uri)
     await plain.set_messages("chat", [user(canary) for canary in CANARIES])
     await plain.aclose()
-    store = open_store(database_uri, encryption_key=KEY, operation_timeout=1)
+    store = open_store(database_uri, encryption_key=KEY, operation_timeout=3)
     with closing(sqlite3.connect(database_uri.partition("///")[2])) as reader:
         reader.execute("BEGIN")
         reader.execute("SELECT id FROM llama_index_memory").fetchall()

@@ -35,6 +35,7 @@ WHOLE_TABLE = {
     "store/versions.py _INSERT_VERSION": "its table has one row",
     "store/versions.py _DELETE_EARLIER": "its table has one row",
     "store/transaction.py _SELECT_MARK": "its table has one row",
+    "store/transaction.py _LOCK_SESSION": "reads the mark in that table",
     "store/marks.py _SET_MARK": "its table has one row",
 }
 

@@ -141,7 +141,7 @@ began_to_end = time.monotonic()
 async def test_a_frozen_server_does_not_hold_up_the_end_of_the_program(
     own_server: OwnServer,
 ) -> None:
-    """For longer than three seconds."""
+    """It waits a second for the write, and not for the timeout of 30 seconds."""
     command = [*python_command(), "-W", "ignore", "-c", FROZEN, own_server.uri]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -152,7 +152,7 @@ async def test_a_frozen_server_does_not_hold_up_the_end_of_the_program(
         with own_server.frozen():
             process.stdin.write("\n")
             process.stdin.flush()
-            assert float(await asyncio.to_thread(process.stdout.readline)) < 3
+            assert float(await asyncio.to_thread(process.stdout.readline)) < 20
             assert await asyncio.to_thread(process.wait, 60) == 0
 
 

@@ -45,7 +45,7 @@ async def test_a_turn_takes_few_statements(
             asked.clear()
             await call
             counts.append(len(asked))
-    assert counts[-4:] == [5, 1, 1, 3]
+    assert counts[-4:] == [6, 1, 1, 4]
     assert record(sent_text(await memory.aget()))[-1] == ("assistant", "Fine.")
     assert await connections_to(postgres_uri) == 1
 

@@ -6,7 +6,7 @@ import json
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import llama_index_memory_ext as ext
 from llama_index_memory_ext.apps.cli import TerminalError, plain, pluralize
@@ -91,11 +91,9 @@ def read_copy(folder: Path) -> Copy:
         ) from None
 
 
-async def import_copy(
-    store: ext.MemoryStore, copy: Copy, new_user: str | None
-) -> Output:
-    """Store a copy, for a ``new_user`` if there is one. Sessions that have messages here stay as they are."""
-    user = copy.user if new_user is None else new_user
+async def import_copy(store: ext.MemoryStore, copy: Copy) -> Output:
+    """Store a copy. Sessions that have messages here stay as they are."""
+    user = copy.user
     stored = await store.sessions(session_ids=list(copy.sessions.values()))
     present = {info.session_id for info in stored}
     counts = {"messages": 0, "sessions": 0}
@@ -106,9 +104,7 @@ async def import_copy(
             continue
         with file_errors(copy.folder / name):
             content = (copy.folder / name).read_bytes()
-        counts["messages"] += await import_session(
-            store, session, user, content, renamed=copy.user
-        )
+        counts["messages"] += await import_session(store, session, user, content)
         counts["sessions"] += 1
     with file_errors(copy.folder / _FACTS):
         facts = (copy.folder / _FACTS).read_text(encoding="utf-8")
@@ -126,20 +122,13 @@ async def import_session(
     session: str,
     user: str | None,
     content: bytes,
-    *,
-    renamed: str | None = None,
 ) -> int:
     """Add messages to a session, and return their number.
 
-    If the messages name speakers, the session is shared by them and the user, who
-    speaks for the ``renamed`` user.
+    If the messages name speakers, the session is shared by them and the user.
     """
     messages = ext.messages_from_json(content)
     speakers = {message.additional_kwargs.get("user_id") for message in messages}
-    source: Any = content
-    if renamed is not None and renamed in speakers:
-        source = _with_speaker(content, renamed, user)
-        speakers = (speakers - {renamed}) | {user}
     if user is None:
         # Otherwise, all words would belong to the next user.
         user = min(filter(None, speakers), default=None)
@@ -152,14 +141,4 @@ async def import_session(
     )
     # LlamaIndex may have stored an id that ``from_defaults`` does not accept.
     memory.session_id = session
-    return await memory.aimport(source, show_progress=sys.stderr.isatty())
-
-
-def _with_speaker(content: bytes, old: str, new: str | None) -> list[dict[str, Any]]:
-    """Return the messages of a copy, in which one user speaks for another."""
-    messages: list[dict[str, Any]] = json.loads(content)
-    for message in messages:
-        names = message["additional_kwargs"]
-        if names.get("user_id") == old:
-            names["user_id"] = new
-    return messages
+    return await memory.aimport(content, show_progress=sys.stderr.isatty())

@@ -36,20 +36,13 @@ cli.app.add_typer(
 )
 
 
-@app.command("list", epilog=cli.example("sessions list --sort messages --limit 20"))
+@app.command("list", epilog=cli.example("sessions list --limit 20"))
 def list_(
     *,
     user: User = None,
-    sort: Annotated[
-        Literal["used", "messages", "name"],
-        typer.Option("--sort", metavar="ORDER", help="used, messages or name."),
-    ] = "used",
     limit: Annotated[
         int, cli.option("--limit COUNT", "Most sessions.", min=1)
     ] = sys.maxsize,
-    after: Annotated[
-        str | None, cli.option("--after ID", "Only sessions after this session.")
-    ] = None,
     time_zone: TimeZone = None,
     db: Db = None,
     json: Json = False,
@@ -58,17 +51,7 @@ def list_(
 
     async def read(store: ext.MemoryStore) -> Output:
         sessions = await store.sessions(user)
-        if sort == "messages":
-            sessions.sort(key=lambda info: -info.messages)
-        elif sort == "name":
-            sessions.sort(key=lambda info: info.session_id)
-        start = 0
-        if after is not None:
-            session_ids = [info.session_id for info in sessions]
-            if after not in session_ids:
-                raise _no_session(after)
-            start = session_ids.index(after) + 1
-        page = sessions[start : start + limit]
+        page = sessions[:limit]
         rows = [
             (
                 info.session_id,
@@ -162,7 +145,7 @@ def import_(
     """Add messages to a session, facts to a user, or a copy of both.
 
     A database that does not exist is created. A folder that `export --user` has written
-    is read whole; --user gives the data to another user. With --session, the file holds
+    is read whole. With --session, the file holds
     messages in the layout of LlamaIndex or OpenAI's API, and --user names their user.
     With --user alone, it holds facts in the layout of `export --user`. Facts of
     imported messages are extracted when the session is next used. The guide "Coming
@@ -170,11 +153,9 @@ def import_(
     Zep.
     """
     file = file.expanduser()
-    if file.is_dir() and session is None and agent is None:
+    if file.is_dir() and (session, user, agent) == (None, None, None):
         copy = read_copy(file)
-        cli.run(
-            db, lambda store: import_copy(store, copy, user), create=True, as_json=json
-        )
+        cli.run(db, lambda store: import_copy(store, copy), create=True, as_json=json)
         return
     if session is None and user is None:
         raise UsageError(
