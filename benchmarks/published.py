@@ -201,7 +201,7 @@ OLDER
 """
 
 DEFAULTS = """
-| a limit of 8,000 tokens for the record, OpenAI's cache up to GPT-5.5 | tokens of a prompt | from the cache | price of a token, if it is 1 with `Memory` |
+| a limit of 8,000 tokens for the record, OpenAI's cache up to GPT-5.5 | tokens of a prompt | from the cache | price of a token, relative to `Memory` (1) |
 |---|---|---|---|
 | all defaults | {cached_prefix_by_default|tokens of a prompt, CondensedMemory, all defaults, facts known, 8,000|,.0f} | {cached_prefix_by_default|share found, R1, CondensedMemory, all defaults, facts known, 8,000|.0%} | {cached_prefix_by_default|price of a turn, R1, CondensedMemory, all defaults, facts known, to LlamaIndex's Memory, as long as all defaults|.2f} |
 | `facts_token_limit=0` | {cached_prefix_by_default|tokens of a prompt, CondensedMemory, recall by default, 8,000|,.0f} | {cached_prefix_by_default|share found, R1, CondensedMemory, recall by default, 8,000|.0%} | {cached_prefix_by_default|price relative to the plain list, R1, CondensedMemory, recall by default, 8,000|.2f} |
