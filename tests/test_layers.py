@@ -120,6 +120,7 @@ DOORS = {
     "words": "snowballstemmer py3langid",
     "store": "sqlalchemy psycopg cryptography",
     "text": "tiktoken",
+    "": "sklearn",
 }
 
 
