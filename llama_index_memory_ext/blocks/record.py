@@ -457,7 +457,7 @@ class CondensedMemoryBlock(LogBlock):
     def all_jobs(self) -> tuple[Jobs, ...]:
         """The jobs that summarise, index and embed sessions."""
         search = self._search
-        return self.jobs, search.jobs, search.older_jobs, search.embedding_jobs
+        return self.jobs, search.jobs, search.embedding_jobs
 
     @property
     def _search(self) -> MessageSearch:

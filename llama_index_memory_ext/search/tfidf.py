@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from array import array
-from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import contextmanager
-from itertools import repeat
+from functools import cached_property
+from itertools import chain, compress, count, repeat
 from math import log
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,6 @@ from llama_index_memory_ext.errors import SettingError
 from llama_index_memory_ext.events import MemoryFailure, is_handled
 from llama_index_memory_ext.settings import describe_value
 from llama_index_memory_ext.words.tokens import (
-    Word,
     checked_languages,
     indexed_words,
     is_function_word,
@@ -31,16 +30,21 @@ from llama_index_memory_ext.words.tokens import (
     term_of,
 )
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
 logger = logging.getLogger(__name__)
 
 Values: TypeAlias = NDArray[np.float64]
-# The terms that one word of a query means.
-Group: TypeAlias = tuple[str, ...]
+# The words of the documents that one word of a query means.
+Group: TypeAlias = frozenset[str]
 
 # The weight of a word in the source of a fact; a word in its text has 1.
 SOURCE_SHARE = 0.3
 # The weight of a turn before the question; the question has 1.
 EARLIER_WEIGHT = 0.2
+# The weight of the words of a change, such as "moved" for "live".
+_CHANGE_SHARE = 0.15
 # b and k1 of BM25.
 LENGTH_WEIGHT = 0.7
 SATURATION = 0.6
@@ -48,18 +52,8 @@ SATURATION = 0.6
 # with more different words has enough of them without related words.
 _RELATED_WEIGHT = 0.05
 _SHORT_QUERY = 8
-# To remove more rows than this, one by one, takes longer than to copy the posting.
-_MOST_SINGLE_REMOVALS = 64
-# Removed documents leave empty rows. Above this number of gaps, and above the number of
-# documents, the rows are numbered anew.
-_MOST_GAPS = 64
 # The turns before a question are queries again with the next question.
 _CACHED_ANSWERS = 4
-# Up to so many documents, the first question in a language waits until their words are
-# stemmed. An index with more documents stems them in advance, and looks for new
-# languages when it has grown by this factor.
-_MOST_UNSTEMMED = 2_000
-_GROWTH = 1.25
 
 
 class Document(NamedTuple):
@@ -129,8 +123,8 @@ def suppress_failures(
             logger.warning("%s (%s); nothing is lost, and %s.", message, kind, outcome)
 
 
-class Posting:
-    """The rows with a term, in ascending order, and the weighted number of times that each row has it."""
+class _Posting:
+    """The rows with a word, in ascending order, and the weighted number of times that each row has it."""
 
     __slots__ = ("counts", "rows")
 
@@ -138,127 +132,32 @@ class Posting:
         self.rows = array("i")
         self.counts = array("d")
 
-    def remove(self, rows: Sequence[int]) -> None:
-        """Remove rows, each of which must have the term."""
-        if len(rows) > _MOST_SINGLE_REMOVALS:
-            remaining = np.isin(view(self.rows), rows, invert=True)
-            self.rows = array("i", view(self.rows)[remaining].tobytes())
-            self.counts = array("d", view(self.counts)[remaining].tobytes())
-            return
-        for row in rows:
-            place = bisect_left(self.rows, row)
-            del self.rows[place], self.counts[place]
 
-
-def view(values: array[Any]) -> NDArray[Any]:
+def _view(values: array[Any]) -> NDArray[Any]:
     """Return the numbers of an array without a copy. An array cannot grow while a view of it is in use."""
     return np.frombuffer(values, dtype=values.typecode)
 
 
-class _Lookup(NamedTuple):
-    """The rows of ``ids`` in an index of ``size`` rows, after a number of ``removals``."""
-
-    ids: tuple[str, ...]
-    size: int
-    removals: int
-    rows: NDArray[np.int64]
-
-
-class _Places:
-    """The row of each document; new rows are only added at the end."""
-
-    def __init__(self, ids: Iterable[str] = ()) -> None:
-        self.ids = list(ids)
-        self.rows = {document_id: row for row, document_id in enumerate(self.ids)}
-        # The rows of removed documents.
-        self.removed = array("i")
-        self._last_lookup: _Lookup | None = None
-
-    def of(self, ids: Sequence[str]) -> NDArray[np.int64]:
-        """Return the rows of documents, -1 for an unknown document.
-
-        If ``ids`` is a tuple that begins as the last tuple did, the rows of this
-        beginning come from the last lookup.
-        """
-        size = len(self.ids)
-        # Counted first: a thread may remove documents meanwhile.
-        removals = len(self.removed)
-        last = self._last_lookup
-        if last is not None and last.ids is ids and last.size == size:
-            return last.rows
-        unchanged = self._unchanged_rows(ids)
-        changed = ids[len(unchanged) :]
-        rows = np.fromiter(
-            map(self.rows.get, changed, repeat(-1)), dtype=np.int64, count=len(changed)
-        )
-        rows = np.concatenate([unchanged, rows])
-        if isinstance(ids, tuple):
-            self._last_lookup = _Lookup(ids, size, removals, rows)
-        return rows
-
-    def _unchanged_rows(self, ids: Sequence[str]) -> NDArray[np.int64]:
-        """Return the rows of the first ids that are also the first ids of the last lookup.
-
-        The rows end before the first document that was removed since that lookup.
-        """
-        last = self._last_lookup
-        if last is None or not isinstance(ids, tuple):
-            return np.empty(0, dtype=np.int64)
-        first_removed = min(self.removed[last.removals :], default=len(self.ids))
-        is_stale = (last.rows < 0) | (last.rows >= first_removed)
-        stale_places = np.flatnonzero(is_stale)[:1].tolist()
-        count = min([len(ids), len(last.ids), *stale_places])
-        if ids[:count] != last.ids[:count]:
-            count = 0
-        return last.rows[:count]
-
-
 class Similarities(Mapping[str, float]):
-    """The similarities of documents by id, without documents with 0 and documents that were changed later."""
+    """The similarities of documents by id, without documents with 0."""
 
-    def __init__(self, places: _Places, values: Values) -> None:
-        self._places = places
-        # The index may drop its last rows, and give them to other documents.
-        self._ids = tuple(places.ids)
-        # The last value is for unknown documents, and for documents that are added
-        # later.
-        self._values = np.append(values, 0.0)
+    def __init__(self, ids: tuple[str, ...], values: Values) -> None:
+        self.ids = ids
+        self.values_in_order = values
 
-    def of(self, ids: Sequence[str]) -> Values:
-        """Return the similarities of these documents in their order, 0 for an unknown document."""
-        unknown = len(self._values) - 1
-        similarities: Values = self._values[np.minimum(self._places.of(ids), unknown)]
-        return similarities
+    @cached_property
+    def _by_id(self) -> dict[str, float]:
+        pairs = zip(self.ids, self.values_in_order.tolist(), strict=True)
+        return {name: value for name, value in pairs if value}
 
     def __getitem__(self, document_id: str) -> float:
-        row = self._places.rows.get(document_id, -1)
-        if self._ids[row : row + 1] != (document_id,) or not self._values[row]:
-            raise KeyError(document_id)
-        return float(self._values[row])
+        return self._by_id[document_id]
 
     def __iter__(self) -> Iterator[str]:
-        rows = self._places.rows
-        for row in np.flatnonzero(self._values).tolist():
-            if rows.get(self._ids[row]) == row:
-                yield self._ids[row]
+        return iter(self._by_id)
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-
-class _Analysis(NamedTuple):
-    """The words of a document and its contexts, the weight of each term, and the document's sequence."""
-
-    weights: Mapping[str, float]
-    words: tuple[Word, ...]
-    sequence: int
-
-
-class _Occurrences(NamedTuple):
-    """The rows with a term of a group, and the weighted number of terms in each row."""
-
-    rows: NDArray[Any]
-    counts: NDArray[Any]
+        return len(self._by_id)
 
 
 class TfidfRanker:
@@ -281,14 +180,14 @@ class TfidfRanker:
         saturation: Above 0; the lower, the less a term counts that is repeated.
         neighbour_shares: The weights of the words of the documents before and after a
             document in its sequence, the nearest first.
-        vectorizer: A scikit-learn vectorizer (extra ``sklearn``), fitted or not. Its
-            preprocessing, tokens, stop words and n-grams replace ours; its vocabulary,
-            weights, norms and other limits have no effect. A SettingError for anything
-            else.
         languages: In which languages queries may be: codes of ISO 639-1, of "da", "de",
             "en", "es", "fi", "fr", "it", "nl", "no", "pt", "ru" and "sv". None: the
             script and the function words of a query decide, or else the documents. A
             ValueError for any other code.
+        vectorizer: A scikit-learn vectorizer (extra ``sklearn``), fitted or not. Its
+            preprocessing, tokens, stop words and n-grams replace ours; its vocabulary,
+            weights, norms and other limits have no effect. A SettingError for anything
+            else.
 
     The words of a query find all forms that have the same stem in its language, in
     documents of any language: "Wo wohne ich?" finds "Wohnt in München". Function words
@@ -304,8 +203,8 @@ class TfidfRanker:
         length_weight: float = LENGTH_WEIGHT,
         saturation: float = SATURATION,
         neighbour_shares: Sequence[float] = (),
-        vectorizer: Any = None,
         languages: Sequence[str] | None = None,
+        vectorizer: Any = None,
     ) -> None:
         if vectorizer is not None and (
             isinstance(vectorizer, type) or not hasattr(vectorizer, "build_analyzer")
@@ -315,66 +214,73 @@ class TfidfRanker:
                 "Give it an object such as TfidfVectorizer(), with pip install 'llama-index-memory-ext[sklearn]', "
                 "or leave it out."
             )
-        self._words: Callable[[str], Sequence[Word]] = indexed_words
-        if vectorizer is not None:
-            analyze = vectorizer.build_analyzer()
-            self._words = lambda text: [Word(term, term) for term in analyze(text)]
+        self._words_in: Callable[[str], Iterable[str]] = _words_in
         self._has_languages = vectorizer is None
+        if vectorizer is not None:
+            self._words_in = vectorizer.build_analyzer()
         self._possible_languages = checked_languages(languages)
         self._length_weight = length_weight
         self._saturation = saturation
         self._neighbour_shares = neighbour_shares
         self._lock = thread_lock()
-        self._postings: defaultdict[str, Posting] = defaultdict(Posting)
-        # By row, with gaps where documents were removed.
-        self._places = _Places()
-        # Tuples of different words: sets would take ten times the memory.
-        self._row_words: list[tuple[Word, ...]] = []
+        # By the word as it is written.
+        self._postings: defaultdict[str, _Posting] = defaultdict(_Posting)
+        # The written words by their stems, for English and each language of a query so
+        # far. Words without a document stay.
+        self._forms: dict[str, defaultdict[str, set[str]]] = {"en": defaultdict(set)}
+        # The row of each document, in ascending order.
+        self._rows: dict[str, int] = {}
         self._lengths = array("d")
         self._sequences = array("i")
-        # The number of documents with each word.
-        self._documents: Counter[Word] = Counter()
-        # The words by their stems, for each language of a query so far. Words without a
-        # document stay.
-        self._by_stem: dict[str, defaultdict[str, set[Word]]] = {}
-        self._stemmed_documents = 0
-        # Caches until a document changes.
-        self._cached_norms: Values | None = None
-        self._cached_shares: list[Values] = []
+        # Until a document changes.
         self._answers: Recent[str, Similarities] = Recent(_CACHED_ANSWERS)
 
     def add(self, documents: Iterable[Document]) -> None:
         """Add documents; a document replaces an earlier one with the same id."""
-        analyses = {document.id: self._analyze(document) for document in documents}
+        by_id = {document.id: document for document in documents}
+        weights_by_id = {
+            name: _weights_of(by_id[name], self._words_in) for name in by_id
+        }
         with self._lock:
-            self.remove(analyses)
-            self._forget_answers()
-            for document_id, analysis in analyses.items():
-                self._append_row(document_id, analysis)
-            size = len(self._places.rows)
-            if size > max(_MOST_UNSTEMMED, _GROWTH * self._stemmed_documents):
-                # Documents are added in the background, so that a question need not
-                # wait for the stems.
-                self._stemmed_documents = size
-                self._stem_words(self._languages(""))
+            self.remove(by_id)
+            self._answers = Recent(_CACHED_ANSWERS)
+            for name, weights in weights_by_id.items():
+                row = len(self._rows)
+                self._rows[name] = row
+                self._lengths.append(sum(weights.values()))
+                self._sequences.append(by_id[name].sequence)
+                new = [word for word in weights if word not in self._postings]
+                for code in self._forms:
+                    self._add_forms(code, new)
+                for word, weight in weights.items():
+                    posting = self._postings[word]
+                    posting.rows.append(row)
+                    posting.counts.append(weight)
 
     def remove(self, ids: Iterable[str]) -> None:
         """Remove documents; ignore unknown ids."""
         with self._lock:
-            places = self._places.rows
-            rows = [
-                places.pop(document_id) for document_id in ids if document_id in places
-            ]
+            rows = [self._rows[name] for name in set(ids) if name in self._rows]
             if not rows:
                 return
-            self._places.removed.extend(rows)
-            self._forget_answers()
-            self._remove_from_postings(rows)
-            for row in rows:
-                self._empty_row(row)
-            self._drop_last_rows()
-            if len(self._row_words) - len(places) > max(_MOST_GAPS, len(places)):
-                self._close_gaps()
+            self._answers = Recent(_CACHED_ANSWERS)
+            is_kept = np.ones(len(self._rows), dtype=bool)
+            is_kept[rows] = False
+            names = compress(self._rows, is_kept)
+            self._rows = dict(zip(names, count(), strict=False))
+            self._lengths = _kept(self._lengths, is_kept)
+            self._sequences = _kept(self._sequences, is_kept)
+            new_rows = np.cumsum(is_kept, dtype=np.intc) - 1
+            first = min(rows)
+            for written, posting in list(self._postings.items()):
+                if posting.rows[-1] < first:
+                    continue
+                has_document = is_kept[_view(posting.rows)]
+                posting.counts = _kept(posting.counts, has_document)
+                remaining = _kept(posting.rows, has_document)
+                posting.rows = array("i", new_rows[_view(remaining)].tobytes())
+                if not remaining:
+                    del self._postings[written]
 
     def similarities(self, query: str) -> Similarities:
         """Return the similarity of each document with a word of the query or a related one, in (0, 1], by id."""
@@ -385,219 +291,140 @@ class TfidfRanker:
                 self._answers.put(query, answer)
             return answer
 
-    def _analyze(self, document: Document) -> _Analysis:
-        words = [*self._words(document.text), *self._words(document.date)]
-        counts = Counter(word.term for word in words)
-        weights = defaultdict[str, float](float, counts)
-        for text, share in document.context:
-            context_words = self._words(text)
-            words += context_words
-            context_counts = Counter(word.term for word in context_words)
-            for term, count in context_counts.items():
-                weights[term] += share * (1 + log(count))
-        return _Analysis(weights, tuple(dict.fromkeys(words)), document.sequence)
-
-    def _append_row(self, document_id: str, analysis: _Analysis) -> None:
-        row = len(self._row_words)
-        for term, weight in analysis.weights.items():
-            posting = self._postings[term]
-            posting.rows.append(row)
-            posting.counts.append(weight)
-        new = [word for word in analysis.words if word not in self._documents]
-        self._add_forms(new, self._by_stem)
-        self._documents.update(analysis.words)
-        self._sequences.append(analysis.sequence)
-        self._places.rows[document_id] = row
-        self._places.ids.append(document_id)
-        self._row_words.append(analysis.words)
-        self._lengths.append(sum(analysis.weights.values()))
-
-    def _remove_from_postings(self, rows: Sequence[int]) -> None:
-        rows_by_term = defaultdict[str, list[int]](list)
-        for row in rows:
-            for term in {word.term for word in self._row_words[row]}:
-                rows_by_term[term].append(row)
-        for term, rows_with_term in rows_by_term.items():
-            posting = self._postings[term]
-            if len(rows_with_term) < len(posting.rows):
-                posting.remove(rows_with_term)
-            else:
-                del self._postings[term]
-
-    def _empty_row(self, row: int) -> None:
-        for word in self._row_words[row]:
-            self._documents[word] -= 1
-            if not self._documents[word]:
-                del self._documents[word]
-        self._row_words[row] = ()
-        self._lengths[row] = 0.0
-
-    def _drop_last_rows(self) -> None:
-        """Drop the removed rows at the end, so that the documents around them are neighbours."""
-        ids = self._places.ids
-        while ids and self._places.rows.get(ids[-1]) != len(ids) - 1:
-            for values in (ids, self._row_words, self._lengths, self._sequences):
-                values.pop()
-
-    def _forget_answers(self) -> None:
-        self._cached_norms = None
-        self._cached_shares = []
-        self._answers = Recent(_CACHED_ANSWERS)
-
     def _compute_similarities(self, query: str) -> Similarities:
         codes = self._languages(query)
-        self._stem_words(codes)
-        weights = self._query_weights(query, codes)
-        if self._has_languages and not codes and len(weights) <= _SHORT_QUERY:
-            weights = self._with_related(weights)
-        scores = self._scores(weights)
+        for code in codes:
+            if code not in self._forms:
+                self._forms[code] = defaultdict(set)
+                # This takes long for many words.
+                self._add_forms(code, self._postings)
+        scores = self._scores(self._query_weights(query, codes))
         # Rounded, so that documents with the same terms are equally similar after any
         # additions and removals.
-        return Similarities(self._places, np.round(divided_by_best(scores), 9))
+        return Similarities(tuple(self._rows), np.round(divided_by_best(scores), 9))
 
     def _query_weights(self, query: str, codes: Sequence[str]) -> dict[Group, float]:
-        """Return the weight of each word of a query that is no function word: ``1 + ln(count)``."""
-        counts = Counter[Group]()
-        for word in self._words(query):
-            if not codes:
-                counts[word.term,] += 1
-            elif not is_function_word(word.written, codes):
-                counts[self._forms_of(word, codes)] += 1
-        return {group: 1 + log(count) for group, count in counts.items()}
+        """Return the weight of each word of a query that is no function word: ``1 + ln(count)``.
 
-    def _forms_of(self, word: Word, codes: Iterable[str]) -> Group:
-        """Return the term of a word, and of all words in the documents with its stem."""
-        terms = {word.term}
-        for code in codes:
-            for form in self._by_stem[code].get(term_of(word.written, code), ()):
-                if form in self._documents:
-                    terms.add(form.term)
-        return tuple(sorted(terms))
+        The related words of each word of a short query have a weight together.
+        """
+        words = self._query_words(query, codes)
+        counts = Counter(self._forms_of(word, codes) for word in words)
+        weights = defaultdict[Group, float](float)
+        for group, number in counts.items():
+            weights[group] = 1 + log(number)
+        terms = Counter(term_of(word, "en") for word in words)
+        if self._has_languages and not codes and len(terms) <= _SHORT_QUERY:
+            for term, number in terms.items():
+                related = self._written(related_terms(term), "en")
+                weights[related] += _RELATED_WEIGHT * (1 + log(number))
+        return weights
 
-    def _with_related(self, weights: Mapping[Group, float]) -> dict[Group, float]:
-        """Return the weights of an English query, and a weight for the related words of each word."""
-        all_weights = dict(weights)
-        for (term,), weight in weights.items():
-            related = tuple(
-                candidate
-                for candidate in related_terms(term)
-                if candidate in self._postings
-            )
-            if related:
-                before = all_weights.get(related, 0.0)
-                all_weights[related] = before + _RELATED_WEIGHT * weight
-        return all_weights
+    def _query_words(self, query: str, codes: Sequence[str]) -> list[str]:
+        words = list(self._words_in(query))
+        if not self._has_languages:
+            return words
+        return [word for word in words if not is_function_word(word, codes)]
+
+    def _forms_of(self, word: str, codes: Iterable[str]) -> Group:
+        """Return the words of the documents with the stem of a word in English or one of the languages."""
+        forms: Group = frozenset()
+        if not self._has_languages:
+            return forms.union([word]).intersection(self._postings)
+        for code in ("en", *codes):
+            forms |= self._written([term_of(word, code)], code)
+        return forms
+
+    def _written(self, terms: Iterable[str], code: str) -> Group:
+        """Return the words of the documents with one of these stems in a language."""
+        forms = self._forms[code]
+        words = chain.from_iterable(forms.get(term, ()) for term in terms)
+        return frozenset(word for word in words if word in self._postings)
 
     def _languages(self, query: str) -> tuple[str, ...]:
         """Return the languages of a query or, if that is unclear, of the documents; without English."""
         if not self._has_languages:
             return ()
         codes = languages_of(query, self._possible_languages) or languages_in(
-            self._frequency, len(self._places.rows)
+            self._frequency, len(self._rows)
         )
         return tuple(code for code in codes if code != "en")
 
-    def _stem_words(self, codes: Iterable[str]) -> None:
-        """Stem all words of the documents in the languages that are new here. This takes long for many words."""
-        new = [code for code in codes if code not in self._by_stem]
-        for code in new:
-            self._by_stem[code] = defaultdict(set)
-        self._add_forms(self._documents, new)
+    def _frequency(self, term: str) -> int:
+        forms = self._written([term], "en")
+        return sum(len(self._postings[word].rows) for word in forms)
 
-    def _add_forms(self, words: Collection[Word], codes: Iterable[str]) -> None:
-        for code in codes:
-            for word in words:
-                # Behind \u2e80 are the scripts whose terms are pairs of characters.
-                if word.written.isalpha() and word.written < "\u2e80":
-                    self._by_stem[code][term_of(word.written, code)].add(word)
+    def _add_forms(self, code: str, words: Iterable[str]) -> None:
+        forms = self._forms[code]
+        for word in words:
+            forms[term_of(word, code)].add(word)
 
     def _scores(self, weights: Mapping[Group, float]) -> Values:
-        """Return the score of each row for a query of groups of terms with these weights."""
-        scores = np.zeros(len(self._row_words))
-        norms = self._norms()
-        # Term by term: in a new process, arrays of all terms together come from the system
-        # for each question anew, which takes longer than the scores.
+        """Return the score of each row for a query of groups of words with these weights."""
+        scores = np.zeros(len(self._rows))
+        near = self._shares_of_neighbours()
+        lengths = _with_neighbours(_view(self._lengths), near)
+        relative = lengths * len(lengths) / (lengths.sum() or 1.0)
+        norms = self._saturation * (1 + self._length_weight * (relative - 1))
+        # Group by group: in a new process, arrays of all groups together come from the
+        # system for each question anew, which takes longer than the scores.
         for group, weight in weights.items():
-            occurrences = self._occurrences(group)
-            if self._neighbour_shares:
-                own = np.zeros(len(scores))
-                own[occurrences.rows] = occurrences.counts
-                counts = self._with_neighbours(own)
-                rows = np.flatnonzero(counts)
-                occurrences = _Occurrences(rows, counts[rows])
-            factor = weight * self._idf(len(occurrences.rows)) * (self._saturation + 1)
-            divisors = norms.take(occurrences.rows)
-            divisors += occurrences.counts
-            # Each further occurrence of a term adds less.
-            shares = occurrences.counts * factor
-            shares /= divisors
-            # The rows of a group are unique.
-            scores[occurrences.rows] += shares
+            if group:
+                counts = _with_neighbours(self._counts(group), near)
+                frequency = int(np.count_nonzero(counts))
+                factor = weight * self._idf(frequency) * (self._saturation + 1)
+                # Each further occurrence of a word adds less.
+                scores += factor * counts / (norms + counts)
         return scores
 
-    def _occurrences(self, group: Group) -> _Occurrences:
-        postings = [self._postings[term] for term in group if term in self._postings]
-        if len(postings) == 1:
-            return _Occurrences(view(postings[0].rows), view(postings[0].counts))
-        if not postings:
-            return _Occurrences(np.empty(0, np.intc), np.empty(0))
-        # Faster than sorting the rows.
-        by_row = np.bincount(
-            np.concatenate([view(posting.rows) for posting in postings]),
-            np.concatenate([view(posting.counts) for posting in postings]),
-        )
-        rows = np.flatnonzero(by_row > 0)
-        return _Occurrences(rows, by_row[rows])
-
-    def _with_neighbours(self, own: Values) -> Values:
-        """Return a number for each row, with a share of the numbers of the rows around it."""
-        # All rows, because a frequent term is near most of them.
-        sums = own.copy()
-        for distance, shares in enumerate(self._shares_of_neighbours(), 1):
-            sums[distance:] += shares * own[:-distance]
-            sums[:-distance] += shares * own[distance:]
-        return sums
+    def _counts(self, group: Group) -> Values:
+        """Return how often each row has the words of a group, by their weights."""
+        counts = np.zeros(len(self._rows))
+        # Sorted, so that the sums do not depend on the process.
+        for written in sorted(group):
+            posting = self._postings[written]
+            counts[_view(posting.rows)] += _view(posting.counts)
+        return counts
 
     def _shares_of_neighbours(self) -> list[Values]:
         """Return the share between each row and the row at each distance behind it, 0 for another sequence."""
-        if not self._cached_shares:
-            sequences = view(self._sequences)
-            self._cached_shares = [
-                share * (sequences[distance:] == sequences[:-distance])
-                for distance, share in enumerate(self._neighbour_shares, 1)
-            ]
-        return self._cached_shares
-
-    def _frequency(self, term: str) -> int:
-        if term in self._postings:
-            return len(self._postings[term].rows)
-        return 0
+        sequences = _view(self._sequences)
+        return [
+            share * (sequences[distance:] == sequences[:-distance])
+            for distance, share in enumerate(self._neighbour_shares, 1)
+        ]
 
     def _idf(self, frequency: int) -> float:
-        return 1 + log((1 + len(self._places.rows)) / (1 + frequency))
+        return 1 + log((1 + len(self._rows)) / (1 + frequency))
 
-    def _norms(self) -> Values:
-        """Return ``k1 * (1 - b + b * length / mean length)`` of each row."""
-        if self._cached_norms is None:
-            lengths = self._with_neighbours(view(self._lengths))
-            mean = lengths.sum() / max(len(self._places.rows), 1)
-            relative = lengths / mean if mean else lengths
-            self._cached_norms = self._saturation * (
-                1 - self._length_weight + self._length_weight * relative
-            )
-        return self._cached_norms
 
-    def _close_gaps(self) -> None:
-        """Number the rows anew. The places are a new object, because earlier answers use the old one."""
-        rows = sorted(self._places.rows.values())
-        new_rows = np.zeros(len(self._row_words), dtype=np.intc)
-        new_rows[rows] = np.arange(len(rows))
-        for posting in self._postings.values():
-            posting.rows = array("i", new_rows[view(posting.rows)].tobytes())
-        self._places = _Places(self._places.ids[row] for row in rows)
-        self._row_words = [self._row_words[row] for row in rows]
-        self._sequences = array("i", (self._sequences[row] for row in rows))
-        self._lengths = array("d", (self._lengths[row] for row in rows))
+def _weights_of(
+    document: Document, words_in: Callable[[str], Iterable[str]]
+) -> dict[str, float]:
+    """Return the weight of each word of a document and its contexts."""
+    words = chain(words_in(document.text), words_in(document.date))
+    weights = defaultdict[str, float](float, Counter(words))
+    for text, share in document.context:
+        for word, number in Counter(words_in(text)).items():
+            weights[word] += share * (1 + log(number))
+    return weights
+
+
+def _words_in(text: str) -> list[str]:
+    return [word.written for word in indexed_words(text)]
+
+
+def _with_neighbours(own: Values, near: Sequence[Values]) -> Values:
+    """Return a number for each row, with shares of the numbers of the rows around it."""
+    sums = own.copy()
+    for distance, shares in enumerate(near, 1):
+        sums[distance:] += shares * own[:-distance]
+        sums[:-distance] += shares * own[distance:]
+    return sums
+
+
+def _kept(values: array[Any], is_kept: NDArray[np.bool_]) -> array[Any]:
+    return array(values.typecode, _view(values)[is_kept].tobytes())
 
 
 def similarities_with_context(
@@ -606,27 +433,32 @@ def similarities_with_context(
     question: str,
     context: Sequence[str],
     turn_weight: float = EARLIER_WEIGHT,
+    changes: str = "",
 ) -> Values:
     """Return the similarities of documents to a question and the turns before it; the best is 1, or all are 0.
 
-    The similarity to the question has the weight 1, and to each turn ``turn_weight``.
-    More than two turns together weigh as much as two.
+    The similarity to the question has the weight 1, to the words of ``changes`` that it
+    may ask about 0.15, and to each turn ``turn_weight``. More than two turns together
+    weigh as much as two.
     """
     weight = turn_weight * min(1.0, 2 / max(len(context), 1))
-    total = divided_by_best(values_of(ranker.similarities(question), ids))
-    for turn in context:
-        similarities = values_of(ranker.similarities(turn), ids)
-        total += weight * divided_by_best(similarities)
+    total = np.zeros(len(ids))
+    queries = [
+        (question, 1.0),
+        (changes, _CHANGE_SHARE),
+        *[(turn, weight) for turn in context],
+    ]
+    for query, share in queries:
+        similarities = values_of(ranker.similarities(query), ids)
+        total += share * divided_by_best(similarities)
     return divided_by_best(total)
 
 
 def values_of(similarities: Mapping[str, float], ids: Sequence[str]) -> Values:
     """Return the similarities of these documents in their order, 0 for a document that is missing."""
-    if isinstance(similarities, Similarities):
-        return similarities.of(ids)
-    return np.fromiter(
-        (similarities.get(name, 0.0) for name in ids), dtype=np.float64, count=len(ids)
-    )
+    if isinstance(similarities, Similarities) and similarities.ids == ids:
+        return similarities.values_in_order
+    return np.fromiter(map(similarities.get, ids, repeat(0.0)), np.float64, len(ids))
 
 
 def divided_by_best(values: Values) -> Values:

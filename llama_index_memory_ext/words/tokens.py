@@ -150,7 +150,7 @@ def _pairs_of(characters: str) -> Iterator[Word]:
 # An index keeps the words of its documents, so equal words share one object.
 @lru_cache(maxsize=100_000)
 def _word(written: str) -> Word:
-    return Word(written, term_of(written))
+    return Word(written, term_of(written, "en"))
 
 
 # A text is analyzed as a document and as the context of its neighbours.

@@ -21,6 +21,7 @@ from llama_index.core.llms import ChatMessage
 from llama_index_memory_ext import (
     CondensedMemory,
     Fact,
+    FactBook,
     MemoryStore,
     StoreError,
     preview_prompt,
@@ -690,7 +691,7 @@ async def test_pending_facts_are_marked_approved_and_rejected(
         ("tea", "approve", "current"),
         ("milk", "reject", "retired"),
     ):
-        event = {"approve": "approved", "reject": "rejected"}[action]
+        event = {"approve": "approved", "reject": "rejected: rejected by hand"}[action]
         pending = Fact(id=name, content=f"Likes {name}", tags=("drink",), pending=True)
         await client.inspector.writer.facts.write("mia", [pending])
         page = (await client.get("fact", params={"user": "mia", "fact": name})).text
@@ -702,6 +703,18 @@ async def test_pending_facts_are_marked_approved_and_rejected(
         page = (await client.get(done.headers["location"].split("/", 2)[2])).text
         assert f">{state}</span>" in page
         assert f"<dd>{event}</dd>" in page
+
+
+async def test_a_rejection_is_named_whatever_its_reason(
+    filled: Path, inspect: Inspect
+) -> None:
+    client = await inspect(filled)
+    writer = client.inspector.writer
+    pending = Fact(id="milk", content="Likes milk", pending=True)
+    await writer.facts.write("mia", [pending])
+    await FactBook(writer, "mia", scope="all").areject("milk", reason="a guess")
+    page = (await client.get("fact", params={"user": "mia", "fact": "milk"})).text
+    assert "<dd>rejected: a guess</dd>" in page
 
 
 async def test_forgetting_a_user_keeps_the_turns_of_others_as_the_form_says(

@@ -125,6 +125,18 @@ def test_a_question_about_now_prefers_the_newest_of_what_is_alike() -> None:
     assert places(messages, "Which book do I read now?")[0] == (4,)
 
 
+def test_words_of_a_change_weigh_more_than_the_turns_before_the_question() -> None:
+    """The question alone has no word in common with any message."""
+    messages = [
+        user("We have moved to Ghent."),
+        assistant("I see."),
+        *[user("The weather is fine."), assistant("It is.")] * 4,
+        *TEA,
+    ]
+    turns = [message.content or "" for message in TEA[:3:2]]
+    assert places(messages, "Where do I live?", *turns)[0] == (0,)
+
+
 def test_a_message_is_found_by_the_day_on_which_it_was_written() -> None:
     rows = rows_of(*TEA)
     index = index_of(on_days(rows, *range(5)))
@@ -410,38 +422,6 @@ def test_rows_in_pieces_give_the_same_answers_as_all_at_once(
         )
     assert in_pieces.turns == at_once.turns
     assert in_pieces.newest == at_once.newest
-
-
-@settings(max_examples=60)
-@given(talk=talks, indexed=st.integers(0, 8), added=st.integers(1, 12))
-@example(
-    talk=[
-        user("hail"),
-        calling(("c", "look", {})),
-        result("c", "Lisbon"),
-        result("d", "tea"),
-        user("Bye."),
-    ],
-    indexed=3,
-    added=1,
-)
-def test_rows_that_are_indexed_for_a_while_leave_nothing_behind(
-    talk: list[ChatMessage], indexed: int, added: int
-) -> None:
-    rows = rows_of(*talk)
-    index = index_of(rows[:indexed])
-
-    def assert_same(expected: MessageIndex) -> None:
-        for question in QUESTIONS:
-            assert index.ranked(question) == expected.ranked(question)
-        assert index.turns == expected.turns
-        assert index.newest == expected.newest
-
-    with index.extended(rows[indexed : indexed + added]):
-        assert_same(index_of(rows[: indexed + added]))
-    assert_same(index_of(rows[:indexed]))
-    index.add(rows)
-    assert_same(index_of(rows))
 
 
 @settings(max_examples=60)

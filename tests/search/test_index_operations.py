@@ -82,5 +82,5 @@ def test_an_index_is_as_one_made_anew_whatever_was_added_removed_and_asked(
 def test_so_it_is_in_a_long_life_with_many_documents(
     languages: tuple[str, ...] | None,
 ) -> None:
-    """In which gaps are closed, and many documents go at once."""
+    """In which many documents go at once."""
     assert count_differences(400, languages, seed=7) == 0

@@ -19,7 +19,6 @@ from llama_index_memory_ext.search.tfidf import (
     Document,
     TfidfRanker,
     similarities_with_context,
-    values_of,
 )
 from llama_index_memory_ext.words.tokens import term_of, terms_in
 
@@ -120,7 +119,7 @@ def test_a_document_has_a_share_of_the_words_of_its_neighbours() -> None:
     assert dict(at_once.similarities("zebra tea")) == ranker.similarities("zebra tea")
 
 
-def test_an_answer_stays_as_it_was_while_the_index_closes_its_gaps() -> None:
+def test_many_removed_documents_have_no_influence() -> None:
     texts = [f"{WORDS[i % 6]} {WORDS[i % 5]} number{i}" for i in range(400)]
     ranker = ranker_of(texts)
     before = ranker.similarities("python docker")
@@ -131,9 +130,7 @@ def test_an_answer_stays_as_it_was_while_the_index_closes_its_gaps() -> None:
     assert found[::4] == pytest.approx(
         by_formula([*texts[::4], "docker"], "python docker"), abs=1e-6
     )
-    assert {name: before.get(name) for name in map(str, range(0, 401, 4))} == {
-        name: kept.get(name) for name in map(str, range(0, 401, 4))
-    }
+    assert before == kept
 
 
 @pytest.mark.parametrize(
@@ -227,18 +224,6 @@ def test_what_a_vectorizer_was_fitted_on_does_not_matter() -> None:
         assert set(ranker.similarities("with")) == set()
 
 
-def test_an_answer_leaves_out_the_documents_that_were_removed_later() -> None:
-    """Also when another document has got the row of a removed document."""
-    ranker = TfidfRanker()
-    ranker.add([Document("a", "black tea"), Document("b", "green tea")])
-    answer = ranker.similarities("tea")
-    assert list(answer) == ["a", "b"]
-    ranker.remove(["b"])
-    assert list(answer) == ["a"]
-    ranker.add([Document("c", "white tea")])
-    assert (list(answer), len(answer), "c" in answer) == (["a"], 1, False)
-
-
 def test_threads_may_ask_while_documents_come_and_go() -> None:
     ranker = TfidfRanker()
     ranker.add([Document("stays", "docker compose")])
@@ -271,26 +256,6 @@ def test_ranking_by_words_loads_neither_scikit_learn_nor_nltk() -> None:
         [sys.executable, "-c", code], stdout=subprocess.PIPE, check=True, text=True
     )
     assert done.stdout.strip() == "[]"
-
-
-@given(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=4), max_size=12))
-def test_similarities_in_an_order_are_those_by_id_whatever_came_and_went(
-    changes: list[list[int]],
-) -> None:
-    """The rows of a tuple are looked up from the first change on, not all of them again."""
-    ranker = TfidfRanker()
-    ids: list[str] = []
-    for number, changed in enumerate(changes):
-        names = [str(i) for i in changed]
-        if number % 3 == 2:
-            ranker.remove(names)
-        else:
-            ranker.add([Document(name, f"tea {number} {name}") for name in names])
-            ids += [name for name in dict.fromkeys(names) if name not in ids]
-        by_id = ranker.similarities("tea")
-        assert values_of(by_id, tuple(ids)).tolist() == [
-            dict(by_id).get(name, 0.0) for name in ids
-        ]
 
 
 def test_few_english_texts_are_stemmed_in_no_other_language_before_a_question() -> None:

@@ -38,6 +38,8 @@ _WorkOnFacts: TypeAlias = Callable[..., Awaitable[Output]]
 
 # The characters of an id in a table; --json has all of them.
 _ID_CHARACTERS = 8
+# The most words in common that a row shows.
+_MOST_WORDS = 5
 # A warning for each deletion of a fact.
 WORDS_STAY = "The messages with its words stay in their session: `forget --session ID` deletes a session."
 _Question = Annotated[
@@ -432,8 +434,9 @@ def explanation_table(explanation: Any, owner: str) -> RenderableType:
         if explained.injected:
             reason = f"yes: {reason}"
         content = _content(explained.fact)
-        if explained.words:
-            content += f" (in common: {one_line(explained.words)})"
+        if explained.matched:
+            words = ", ".join(explained.matched[:_MOST_WORDS])
+            content += f" (in common: {one_line(words)})"
         score = f"{explained.score:.2f}"
         similarity = f"{explained.similarity:.2f}"
         fact_id = explained.fact.id[:_ID_CHARACTERS]

@@ -64,9 +64,8 @@ class ListPage:
         ListPage(number=3, last=3, total=120, skipped=100)
         """
         last = max(1, -(-total // PAGE_ROWS))
-        wanted = default
-        if number.isdecimal() and len(number) < len(str(_LAST_PAGE)):
-            wanted = int(number)
+        # Python refuses to read very long numbers.
+        wanted = int(number[:9]) if number.isdecimal() else default
         nearest = min(max(wanted, 1), last)
         return cls(nearest, last, total, skipped=(nearest - 1) * PAGE_ROWS)
 
@@ -287,11 +286,11 @@ def timeline_of(fact: Fact) -> list[tuple[datetime, str]]:
 
 
 def _retirement(retired: Any) -> str:
-    """Return how a fact has ended, and why: "retired: change: moved to Rome"."""
-    if retired.retired_reason == "rejected by hand":
-        return "rejected"
-    known_parts = filter(None, (retired.retired_by, retired.retired_reason))
-    return ": ".join(["retired", *known_parts])
+    """Return how a fact has ended, and why: "retired: change: moved to Rome", "rejected: a guess"."""
+    parts = ["retired", retired.retired_by, retired.retired_reason]
+    if retired.retired_by == "rejected":
+        parts = parts[1:]
+    return ": ".join(filter(None, parts))
 
 
 async def report(
