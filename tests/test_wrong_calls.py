@@ -27,7 +27,7 @@ from llama_index_memory_ext import (
     messages_from_json,
     trim,
 )
-from llama_index_memory_ext.blocks import facts as facts_block_module
+from llama_index_memory_ext.blocks import learning as facts_block_module
 from llama_index_memory_ext.memory.writing import warn_of_unused
 
 FEBRUARY, JANUARY = (
