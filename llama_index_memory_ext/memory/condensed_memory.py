@@ -258,7 +258,6 @@ class CondensedMemory(MemoryFields):
             store = MemoryStore()
             settings = {**settings, "extract_facts": False}
         counter = TokenCounter() if tokenizer_fn is None else as_counter(tokenizer_fn)
-        counter.warm_up()
         of_memory = settings_of(MemoryFields, settings)
         of_blocks = {"llm": llm, "embed_model": embed_model, **settings}
         for name in of_memory:
