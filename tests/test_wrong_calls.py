@@ -23,6 +23,7 @@ from llama_index_memory_ext import (
     OfflineModel,
     RelevantFactsBlock,
     StoreError,
+    TfidfRanker,
     messages_from_json,
     trim,
 )
@@ -288,6 +289,12 @@ CALLS: list[tuple[Callable[[Any], Any], str, str, str]] = [
         "asks a CondensedMemory",
         "this is a str",
         "Build one with",
+    ),
+    (
+        lambda _: TfidfRanker(vectorizer=3),
+        "a vectorizer of scikit-learn",
+        "saw 3",
+        "TfidfVectorizer()",
     ),
 ]
 

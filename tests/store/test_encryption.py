@@ -87,7 +87,7 @@ async def table_rows(uri: str) -> list[Any]:
 async def until_a_statement_waits(uri: str) -> None:
     """Wait until a statement of the server waits for the lock of another one."""
     waiting = "SELECT COUNT(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-    for _ in range(300):
+    for _ in range(3_000):
         if await ask(uri, waiting) != [0]:
             return
     raise AssertionError("no statement waits")
