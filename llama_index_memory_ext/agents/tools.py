@@ -385,7 +385,7 @@ class MemoryToolSpec(BaseToolSpec):
             words, session_id=self.memory.session_id
         )
         # A fact that is only related by its meaning may not be the fact that is meant.
-        return [entry.fact for entry in ranked if entry.matches]
+        return [entry.fact for entry in ranked if entry.matched]
 
     async def _tell_unknown(
         self, names: Sequence[str], matches: Sequence[Sequence[Fact]]
