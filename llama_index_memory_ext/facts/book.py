@@ -306,9 +306,11 @@ class FactBook:
         Raises:
             FactError: No fact has this id.
         """
-        return await asyncio.to_thread(
-            history_of, await self._all(), fact_id, display_name(self.namespace)
-        )
+        facts = await self._all()
+        history = await asyncio.to_thread(history_of, facts, fact_id)
+        if not history:
+            raise self._unknown(fact_id, len(facts))
+        return history
 
     async def aforget(self, *fact_ids: str) -> int:
         """Delete facts for good, without ids all that the book sees; return their number.
@@ -449,11 +451,13 @@ class FactBook:
             view=self._view,
         )
         if not facts:
-            count = len(await self._all())
-            raise FactError(
-                f"{display_name(self.namespace)!r} has no fact {fact_id!r} ({count} facts). List them first."
-            )
+            raise self._unknown(fact_id, len(await self._all()))
         return facts[0]
+
+    def _unknown(self, fact_id: str, count: int) -> FactError:
+        return FactError(
+            f"{display_name(self.namespace)!r} has no fact {fact_id!r} ({count} facts). List them first."
+        )
 
     list = in_sync(alist)
     search = in_sync(asearch)
@@ -487,12 +491,8 @@ def _check_pending(
     pending = [name for name, fact in facts.items() if fact.state(now) == "pending"]
     for fact_id in fact_ids:
         if fact_id not in pending:
-            state = f"none of {len(facts)}"
-            if fact_id in facts:
-                state = facts[fact_id].state(now)
             raise FactError(
-                f"Expected ids of pending facts; {fact_id!r} is {state}. "
-                f"Pending: {', '.join(pending[:10]) or 'none'}."
+                f"Expected ids of pending facts; {fact_id!r} is none. Pending: {', '.join(pending[:10]) or 'none'}."
             )
 
 
