@@ -49,6 +49,7 @@ RECORD = "CondensedMemory"
 RECALL = "CondensedMemory, recall by default"
 DEFAULTS = "CondensedMemory, all defaults, facts known"
 HOST_AS_LONG = f"{HOST}, as long as all defaults"
+RECORD_ALONE = "`recall_token_limit=0`, `facts_token_limit=0`, `extract_facts=False`"
 
 
 @cache
@@ -100,6 +101,12 @@ def background_price(price: ListPrice, kind: str) -> float:
     return (sent * price.sent + received * price.received) / MILLION
 
 
+def _length(name: str, side: str) -> str:
+    """Return the mean length of the prompts of a side, as a row of the table says it."""
+    tokens = _measures(name)[f"tokens of a prompt, {side}, 8,000"]
+    return f"prompts of {tokens:,.0f} tokens"
+
+
 def cost_rows() -> dict[str, list[float]]:
     """Return the prices of 1,000 turns, by row of the table, for each model."""
     rows: dict[str, list[float]] = {}
@@ -110,12 +117,13 @@ def cost_rows() -> dict[str, list[float]]:
         with_facts = prompt_price(price, "cached_prefix_by_default", DEFAULTS)
         learning = background_price(price, "facts")
         parts = {
-            "LlamaIndex's `Memory`, prompts as long as with all defaults": host,
-            "the record alone (`recall_token_limit=0`, `facts_token_limit=0`, `extract_facts=False`)": record,
+            f"LlamaIndex's `Memory`, {_length('cached_prefix_by_default', HOST_AS_LONG)}": host,
+            f"the record alone, {_length('cached_prefix', RECORD)} ({RECORD_ALONE})": record,
             "+ recall": with_recall - record,
             "+ facts in the prompt": with_facts - with_recall,
             "+ learning facts": learning,
-            "= **all defaults**": with_facts + learning,
+            f"= **all defaults**, {_length('cached_prefix_by_default', DEFAULTS)}": with_facts
+            + learning,
             "+ summaries (`summarize=True`, off by default)": background_price(
                 price, "summaries"
             ),

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
         MemoryOptions as MemoryOptions,
     )
     from llama_index_memory_ext.memory.preview import PromptPreview as PromptPreview
-    from llama_index_memory_ext.memory.preview import PromptPreviewer as PromptPreviewer
+    from llama_index_memory_ext.memory.preview import preview_prompt as preview_prompt
     from llama_index_memory_ext.memory.template import (
         MemoryBlocksTemplate as MemoryBlocksTemplate,
     )
@@ -90,7 +90,7 @@ _NAMES = {
     "formats": ["messages_from_json", "messages_to_json"],
     "checks.secrets": ["redact_secrets"],
     "memory.condensed_memory": ["CondensedMemory", "MemoryOptions"],
-    "memory.preview": ["PromptPreview", "PromptPreviewer"],
+    "memory.preview": ["PromptPreview", "preview_prompt"],
     "memory.template": ["MemoryBlocksTemplate"],
     "models.caching_openai": ["AnyOpenAI", "CachingOpenAI", "CachingOpenAIResponses"],
     "models.offline": ["OfflineModel"],

@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING
 from llama_index_memory_ext import SettingError, __version__
 from llama_index_memory_ext.apps.cli import (
     PACKAGE,
-    ExtraError,
     UsageError,
     describe_error,
-    explain_usage,
     needs_extra,
     plain,
 )
@@ -70,8 +68,10 @@ def _report(error: Exception, arguments: Sequence[str]) -> int:
     if isinstance(error, (UsageError, SettingError)):
         code = WRONG_USAGE
     text = describe_error(error)
-    if code == WRONG_USAGE and not isinstance(error, ExtraError):
-        text = explain_usage(error, arguments, _example_for(arguments))
+    # Errors of Typer have the context of their command.
+    context = getattr(error, "ctx", None)
+    if context is not None:
+        text = f"{text.rstrip('.')}. {context.command.epilog}"
     text = plain(text)
     line = f"Error: {text}"
     if "--json" in arguments:
@@ -104,16 +104,6 @@ def load_app() -> typer.Typer:
         # Importing registers the commands.
         import_module(f"llama_index_memory_ext.apps.cli.{module}")
     return app
-
-
-def _example_for(arguments: Sequence[str]) -> str:
-    """Return the example of a right call of the command; "" without the extra."""
-    try:
-        # Imported here: Typer is optional.
-        from llama_index_memory_ext.apps.cli.app import example_in
-    except ModuleNotFoundError:
-        return ""
-    return example_in(load_app(), arguments)
 
 
 if __name__ == "__main__":

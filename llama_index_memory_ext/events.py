@@ -131,7 +131,6 @@ class FactsInjectedEvent(MemoryEvent):
     ``tokens``: tokens of the facts that are shown.
     ``profile_tokens``: tokens of the facts in front of the record.
     ``token_limit``: most tokens of the facts.
-    ``cached``: whether the facts were ranked before, for the same question.
     ``seconds``: of the work.
     """
 
@@ -143,7 +142,6 @@ class FactsInjectedEvent(MemoryEvent):
     tokens: int
     profile_tokens: int = 0
     token_limit: int
-    cached: bool
     seconds: float
 
 

@@ -6,7 +6,6 @@ its own. Only its modules are not taken apart, which takes a second.
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import fcntl
 import gc
@@ -76,9 +75,8 @@ def import_all() -> None:
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         import_module(module.name)
     import_module("llama_index_memory_ext.text.tokens").TokenCounter().count("warm")
-    loading = import_module("llama_index_memory_ext.background.loading")
-    loading.start_loading()
-    asyncio.run(loading.wait_until_loaded())
+    words = import_module("llama_index_memory_ext.words")
+    words.language_of("The language of this is detected.")
     gc.collect()
     gc.freeze()
     gc.enable()

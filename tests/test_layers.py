@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 PICTURE = """\
 .           __main__                                                      # the command, also without the extra
 ---
-apps/cli    serve > data deletion facts > copies > app                    # the commands
+apps/cli    serve > data deletion facts > app                             # the commands
 ---
 apps        demo mcp                                                      # the demo, and a server for other programs
 apps/inspector server > views > actions > pages                           # pages about a database, for a browser
@@ -51,7 +51,7 @@ learning    prompt report > budget reply > categories                     # what
 ---
 store       __init__ > deletion writing sessions > deleted_words log owners facts vectors >
             readers > fact_rows > rows > database > marks versions > transaction >
-            address cache changes schema > encryption tables              # tables, rows, keys
+            address cache schema > encryption tables                      # tables, rows, keys
 search      embeddings > tfidf                                            # how similar two texts are
 formats     __init__ > layouts                                  # messages of other programs, as JSON
 ---
@@ -62,7 +62,7 @@ text        trim > limits parts > entries turns > messages > tokens       # mess
 ---
 words       tokens > asking dates pronouns > __init__                     # words
 ---
-background  jobs threads loading > recent loop > locks                    # threads, and work that no answer waits for
+background  jobs threads > recent loop > locks                            # threads, and work that no answer waits for
 ---
 .           settings > errors events                                      # what all of it uses
 """
@@ -85,7 +85,6 @@ WITH_ONE_IMPORTER = {
     "models/caching_openai.py": "is public, and loads OpenAI's library",
     "models/offline.py": "is public, and data about the topics of a first try",
     "agents/contexts.py": "is for workflows that wait for a human, and public",
-    "apps/cli/copies.py": "is a folder of files, apart from the commands",
     "apps/mcp.py": "needs the extra mcp",
     "apps/cli/facts.py": "is one of the groups of commands",
     "learning/endings.py": "is a request of its own, for models without tools",
@@ -98,6 +97,7 @@ WITH_ONE_IMPORTER = {
     "apps/inspector/actions.py": "writes, apart from the pages, which only read",
     "apps/inspector/server.py": "needs the extra inspect",
     "memory/prompt.py": "makes the prompt, apart from the class that programs call",
+    "memory/settings.py": "decides in plain functions, apart from the class that programs call",
     "memory/stats.py": "is loaded when a program asks for statistics, and public",
     "record/summary.py": "is a request of its own, which is off by default",
     "record/sticky.py": "decides in plain functions, apart from the class that reads and stores",
@@ -119,6 +119,7 @@ DOORS = {
     "words": "snowballstemmer py3langid",
     "store": "sqlalchemy psycopg cryptography",
     "text": "tiktoken",
+    "": "sklearn",
 }
 
 
@@ -302,7 +303,7 @@ def test_the_public_names_are_sorted_and_exist() -> None:
 # What importing the preset may load, by room: nothing that extracts, checks, sums up, deletes or reads said dates.
 LOADED_WITH_THE_PRESET = {
     "": "agent_view errors events fact settings",
-    "background": "jobs loading locks loop recent threads",
+    "background": "jobs locks loop recent threads",
     "blocks": "facts learning log_end record",
     "facts": "book filters history ranking user_facts",
     "formats": "layouts",

@@ -20,7 +20,7 @@ from llama_index_memory_ext.facts.book import FactBook
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs" / "reference").rglob("*.md"))
 # Extras that a program needs at run time, rather than whoever works on this one.
-RUNTIME_EXTRAS = ("encryption", "cli", "inspect", "local", "mcp", "postgres")
+RUNTIME_EXTRAS = ("encryption", "cli", "inspect", "local", "mcp", "postgres", "sklearn")
 
 
 @pytest.fixture(scope="module")

@@ -23,11 +23,12 @@ from llama_index_memory_ext import (
     OfflineModel,
     RelevantFactsBlock,
     StoreError,
+    TfidfRanker,
     messages_from_json,
     trim,
 )
 from llama_index_memory_ext.blocks import facts as facts_block_module
-from llama_index_memory_ext.store import warn_of_unused
+from llama_index_memory_ext.memory.writing import warn_of_unused
 
 FEBRUARY, JANUARY = (
     datetime(2026, 2, 1, tzinfo=timezone.utc),
@@ -60,6 +61,12 @@ CALLS: list[tuple[Callable[[Any], Any], str, str, str]] = [
         "from_defaults()",
         "'token_limt'",
         "Did you mean 'token_limit'?",
+    ),
+    (
+        lambda _: CondensedMemory.from_defaults("chat", "ann"),  # type: ignore[arg-type]
+        "The second argument is chat_history, a list of messages",
+        "saw a str",
+        "Pass a user by name: user_id=",
     ),
     (
         lambda _: opened(session_id=""),
@@ -282,6 +289,12 @@ CALLS: list[tuple[Callable[[Any], Any], str, str, str]] = [
         "asks a CondensedMemory",
         "this is a str",
         "Build one with",
+    ),
+    (
+        lambda _: TfidfRanker(vectorizer=3),
+        "a vectorizer of scikit-learn",
+        "saw 3",
+        "TfidfVectorizer()",
     ),
 ]
 

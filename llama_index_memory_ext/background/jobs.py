@@ -136,14 +136,13 @@ class Failure:
 class _Job:
     """A running job, with the work of the last start: the model of an earlier start may fail.
 
-    ``cause``: the reason of the last start. ``again``: there was a start since the last
-    attempt began. ``awaited``: a caller waits, so the job does not pause.
+    ``again``: there was a start since the last attempt began. ``awaited``: a caller
+    waits, so the job does not pause.
     """
 
     work: Work
     pause_seconds: float
     task: asyncio.Task[None]
-    cause: Hashable
     again: bool = True
     pausing: bool = False
     awaited: bool = False
@@ -165,8 +164,6 @@ class Jobs:
         # A loop is part of the key, because only tasks of that loop can wait for a job.
         self._jobs: dict[tuple[asyncio.AbstractEventLoop, JobKey], _Job] = {}
         self._failures: dict[JobKey, Failure] = {}
-        # The cause of the last start of each key, once its job has succeeded.
-        self._done: Recent[JobKey, Hashable] = Recent(_MOST_FAILURES)
         # The starts that wait for a quiet time. A timer keeps no event loop running.
         self._timers: dict[
             tuple[asyncio.AbstractEventLoop, JobKey], asyncio.TimerHandle
@@ -178,25 +175,20 @@ class Jobs:
         # How often the work of a key was halved, because a model could not do all of it.
         self.halvings: Counter[JobKey] = Counter()
 
-    def start(
-        self, key: JobKey, work: Work, pause_seconds: float, *, cause: Hashable = None
-    ) -> None:
+    def start(self, key: JobKey, work: Work, pause_seconds: float) -> None:
         """Run the work in the background; if a job of this key runs, run the work after it.
 
-        ``pause_seconds`` is the pause after a first failure. ``cause`` is the reason,
-        for ``takes_care_of``.
+        ``pause_seconds`` is the pause after a first failure.
         """
         here = asyncio.get_running_loop(), key
-        self._done.put(key, None)
         job = self._jobs.get(here)
         if job is not None and not job.task.done():
             job.work = work
             job.pause_seconds = pause_seconds
-            job.cause = cause
             job.again = True
             return
         self._drop_closed_loops()
-        self._jobs[here] = job = _Job(work, pause_seconds, spawn(self._run(key)), cause)
+        self._jobs[here] = job = _Job(work, pause_seconds, spawn(self._run(key)))
         running_jobs[job.task] = (key.owner, key.session_id)
 
         def remove(task: asyncio.Task[None]) -> None:
@@ -241,22 +233,6 @@ class Jobs:
                 abandoned = self._jobs.pop(place, None)
                 if abandoned is not None:
                     running_jobs.pop(abandoned.task, None)
-
-    def takes_care_of(self, key: JobKey, cause: Hashable) -> bool:
-        """Return whether the last start had this cause, and its job runs here or has succeeded.
-
-        True once for each start; False for None.
-        """
-        if cause is None:
-            return False
-        job = self._jobs.get((asyncio.get_running_loop(), key))
-        if job is not None and not job.task.done():
-            is_same = job.cause == cause and not job.pausing
-            job.cause = None
-            return is_same
-        is_same = self._done.get(key) == cause
-        self._done.put(key, None)
-        return is_same
 
     def failure_of(self, key: JobKey) -> Failure | None:
         """Return the last failure since the last success; None if there is none."""
@@ -323,7 +299,6 @@ class Jobs:
                 running_jobs.pop(job.task, None)
             if job.awaited and not succeeded:
                 return
-        self._done.put(key, job.cause)
 
     async def _attempt(
         self, key: JobKey, work: Work, first_pause: float | None
@@ -399,8 +374,6 @@ class JobRegistry:
         # The jobs that read all that is unread at their next run.
         self.needed: set[JobKey] = set()
         finalize(self, _tell_unread, self.unread)
-        # Whether a program has used a memory on the store; None: it has made none.
-        self.used: bool | None = None
         self._jobs: dict[str, Jobs] = {}
         self._watched: WeakSet[Stoppable] = WeakSet()
 
@@ -442,9 +415,7 @@ def log_failure(failed: str, session_id: str, error: Exception, outcome: str) ->
         return
     if isinstance(error, NoModelError):
         reason = str(error)
-    logger.warning(
-        "%s (session %r, %s); nothing is lost, %s.", failed, session_id, reason, outcome
-    )
+    logger.warning("%s (session %r, %s); %s.", failed, session_id, reason, outcome)
 
 
 def _tell_unread(sessions: set[str]) -> None:

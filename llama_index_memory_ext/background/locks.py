@@ -6,14 +6,11 @@ import asyncio
 import os
 import threading
 import time
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
-from llama_index_memory_ext.errors import TurnError
-
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Hashable
+    from collections.abc import Hashable
 
 
 # Takes functions to call around a fork; where processes cannot fork, never calls them.
@@ -23,8 +20,6 @@ FORK_SECONDS = 2.0
 _TRY_SECONDS = 0.02
 # The seconds between two looks at a state that no event reports.
 LOOK_SECONDS = 0.01
-
-Memory = TypeVar("Memory")
 
 _locks: WeakKeyDictionary[
     asyncio.AbstractEventLoop, WeakValueDictionary[Hashable, asyncio.Lock]
@@ -37,42 +32,18 @@ def lock_for(*name: Hashable) -> asyncio.Lock:
     return locks.setdefault(name, asyncio.Lock())
 
 
-# The tasks that run a turn now, in any event loop of this process.
-_holders: dict[tuple[str, ...], asyncio.Task[Any] | None] = {}
+def import_lock() -> Any:
+    """Return a lock to import a module in a thread, for which a fork waits as long as it takes.
 
-at_fork(after_in_child=_holders.clear)
-
-
-def is_running(name: tuple[str, ...]) -> bool:
-    """Return whether a run of the session of this name is within ``single_run`` in this process."""
-    return name in _holders
-
-
-@asynccontextmanager
-async def single_run(memory: Memory, name: tuple[str, ...]) -> AsyncIterator[Memory]:
-    """Yield the memory as soon as no other run of the session of this name is under way in this process.
-
-    Raises:
-        TurnError: The task is within a run of the session already.
+    Otherwise, its child would wait for ever for the thread that imports.
     """
-    task = asyncio.current_task()
-    if _holders.get(name) is task:
-        raise TurnError(
-            "This task is within memory.turn() already; run the agent without opening another."
-        )
-    async with lock_for("turn", *name):
-        # The lock orders the tasks of one event loop; a task of another loop can only
-        # poll.
-        while (holder := _holders.setdefault(name, task)) is not task:
-            if holder is None or holder.get_loop().is_closed():
-                _holders.pop(name, None)
-            else:
-                await asyncio.sleep(LOOK_SECONDS)
-        try:
-            yield memory
-        finally:
-            if _holders.get(name) is task:
-                del _holders[name]
+    lock = threading.RLock()
+    at_fork(
+        before=lock.acquire,
+        after_in_parent=lock.release,
+        after_in_child=lock.release,
+    )
+    return lock
 
 
 # All locks of ``thread_lock``, and the locks that this process holds while it forks.

@@ -1,20 +1,14 @@
-"""The progress of a facts' reader: the next step after a failure, and the counts of the last days in its cursor."""
+"""The progress of a facts' reader: the next step after a failure."""
 
 from __future__ import annotations
 
-from datetime import timedelta
-from operator import add
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from llama_index_memory_ext.fact import SetAside
 from llama_index_memory_ext.store.tables import ROWS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from datetime import date
-
     from llama_index_memory_ext.errors import Blame
-    from llama_index_memory_ext.models.ask import Usage
     from llama_index_memory_ext.text.messages import Json
 
 
@@ -30,9 +24,6 @@ _MORE_TRIES_IN_DOUBT = 4
 _MOST_HALVINGS = 6
 _HALVINGS_OF_A_TURN = 2
 _HALVINGS_UNDONE = 0.25
-# Days and rejections that a cursor keeps.
-_DAYS_NOTED = 30
-_MOST_NOTED = 50
 
 # The next step after a failure. "again": try at once. "pause": try after a pause.
 # "stop": pause even where no pause is usual. "set aside": leave the turn behind.
@@ -47,8 +38,7 @@ class Progress(NamedTuple):
     ``in_a_row``: turns that were set aside since the last success.
     ``halved``: how often the limits of tokens are halved.
     ``set_aside``: the turns that were set aside.
-    ``days``: calls, tokens sent and tokens received, by day.
-    ``rejected``: day, reason, first row and last row of each rejection.
+    ``is_understood``: whether an answer of the model was read.
     """
 
     most_turns: int | None = None
@@ -56,8 +46,7 @@ class Progress(NamedTuple):
     in_a_row: int = 0
     halved: float = 0
     set_aside: tuple[SetAside, ...] = ()
-    days: Mapping[str, Sequence[int]] = {}
-    rejected: Sequence[Sequence[str | int]] = ()
+    is_understood: bool = False
 
     def after_success(self) -> Progress:
         """Return the progress after a batch was stored."""
@@ -74,25 +63,6 @@ class Progress(NamedTuple):
             set_aside=(*self.set_aside, turn),
         )
 
-    def with_note(
-        self, today: date, used: Usage, reasons: Iterable[str], first: int, last: int
-    ) -> Progress:
-        """Return the progress with today's usage and rejections for these rows."""
-        oldest_day = (today - timedelta(days=_DAYS_NOTED)).isoformat()
-        day = today.isoformat()
-        counts = (used.calls, used.prompt_tokens, used.completion_tokens)
-        before = self.days.get(day, (0, 0, 0))
-        totals = {**self.days, day: list(map(add, before, counts))}
-        days = {name: total for name, total in totals.items() if name > oldest_day}
-        rejected = [entry for entry in self.rejected if str(entry[0]) > oldest_day]
-        rejected += [(day, reason, first, last) for reason in reasons]
-        return self._replace(days=days, rejected=rejected[-_MOST_NOTED:])
-
-    @property
-    def is_understood(self) -> bool:
-        """Whether an answer of the model was read in the last 30 days."""
-        return bool(self.days)
-
     @property
     def state(self) -> Json:
         """The progress as JSON for ``Readers.move``; None for a progress without content."""
@@ -100,7 +70,7 @@ class Progress(NamedTuple):
             return None
         fields = self._asdict()
         turns = fields.pop("set_aside")
-        return {**fields, "days": dict(self.days), ROWS: [list(turn) for turn in turns]}
+        return {**fields, ROWS: [list(turn) for turn in turns]}
 
 
 def progress_of(state: Json) -> Progress:

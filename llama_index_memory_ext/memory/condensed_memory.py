@@ -14,7 +14,7 @@ from llama_index.core.memory import BaseMemoryBlock, InsertMethod
 from pydantic import ConfigDict
 from typing_extensions import Self, Unpack
 
-from llama_index_memory_ext.background.locks import lock_for, single_run
+from llama_index_memory_ext.background.locks import lock_for
 from llama_index_memory_ext.background.loop import in_sync
 from llama_index_memory_ext.blocks.facts import FactsOptions, RelevantFactsBlock
 from llama_index_memory_ext.blocks.record import CondensedMemoryBlock, CondensedOptions
@@ -32,11 +32,11 @@ from llama_index_memory_ext.memory.search import MemorySearchResult, check_searc
 from llama_index_memory_ext.memory.settings import (
     StorePlace,
     check_cache_points,
+    check_host_arguments,
     limits_for,
     session_id_for,
     settings_of,
     store_for,
-    warn_without_effect,
     warn_without_summary_model,
     with_further_blocks,
 )
@@ -46,9 +46,10 @@ from llama_index_memory_ext.memory.writing import (
     open_blocks,
     plan_flush,
     plan_question,
-    run_name,
+    single_run,
     stored_form,
     tokens_of,
+    warn_of_unused,
     write,
 )
 from llama_index_memory_ext.models.ask import warn_of_server_history
@@ -61,7 +62,7 @@ from llama_index_memory_ext.settings import (
     describe_value,
     unpacked,
 )
-from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore, warn_of_unused
+from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
 from llama_index_memory_ext.store.rows import SessionAccess
 from llama_index_memory_ext.text.entries import body_of
 from llama_index_memory_ext.text.messages import Plan, how_to_put, speaker_of
@@ -241,18 +242,7 @@ class CondensedMemory(MemoryFields):
             inspect.signature(cls.from_defaults).parameters,
             "CondensedMemory.from_defaults()",
         )
-        warn_without_effect(
-            "token_flush_size",
-            token_flush_size,
-            None,
-            "chat_history_token_ratio decides how many whole turns move into the record",
-        )
-        warn_without_effect(
-            "memory_blocks_concurrency",
-            memory_blocks_concurrency,
-            1,
-            "the facts are chosen for a record that was read before",
-        )
+        check_host_arguments(chat_history, token_flush_size, memory_blocks_concurrency)
         limits = limits_for(
             context_window, token_limit, condensed_token_limit, facts_token_limit, llm
         )
@@ -309,7 +299,6 @@ class CondensedMemory(MemoryFields):
         warn_without_summary_model(record_block)
         memory._owns_store = chat_store is None or temporary
         warn_of_server_history(facts_block.known_llm())
-        store.jobs.used = bool(store.jobs.used)
         if chat_history is not None:
             memory.set(chat_history)
         return memory
@@ -409,7 +398,7 @@ class CondensedMemory(MemoryFields):
         await self.facts_block.aopen(
             self.session_id, question.content if question else None
         )
-        unread = await self.facts_block.learning.wait_for_others(self.session_id)
+        unread = await self.facts_block.wait_for_others(self.session_id)
         async with self._calls():
             turn = (await read_turn(self, question))._replace(unread=unread)
             prompt = await read_prompt(self, turn, initial_token_count, block_kwargs)
@@ -520,7 +509,7 @@ class CondensedMemory(MemoryFields):
 
     def turn(self) -> AbstractAsyncContextManager[Self]:
         """Let one run of a session through at a time, in this process; a TurnError for a turn within a turn."""
-        return single_run(self, run_name(self))
+        return single_run(self)
 
     async def aclose(self) -> None:
         """Flush, and close the database connections that this memory has opened.
@@ -796,14 +785,14 @@ class CondensedMemory(MemoryFields):
         """Pass the messages that leave by the plan to the blocks; wait for facts and summary."""
         async with self._calls():
             await write(self, [], plan)
-        for block in self.log_blocks:
+        for block in self._log_blocks:
             await block.aflush(self.session_id)
 
     async def _finish(self) -> None:
         """Flush before closing; accept a read-only database or another owner's session if nothing was written."""
         try:
             await self._flush(leaving_at_end)
-            for block in self.log_blocks:
+            for block in self._log_blocks:
                 await block.finish()
         except StoreError as error:
             if self._opened and not isinstance(error, SessionOwnerError):

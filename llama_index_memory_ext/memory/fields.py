@@ -16,11 +16,11 @@ from llama_index_memory_ext.blocks import Counter, LogBlock
 from llama_index_memory_ext.errors import SettingError, StoreError
 from llama_index_memory_ext.events import MemoryFailure
 from llama_index_memory_ext.memory.search import MemorySearchResult
-from llama_index_memory_ext.memory.settings import DEFAULT_TOKEN_LIMIT
 from llama_index_memory_ext.memory.template import MemoryBlocksTemplate
 from llama_index_memory_ext.record.cache_points import CachePoints
 from llama_index_memory_ext.settings import Switch, TimeZone, build_checked
 from llama_index_memory_ext.store import MemoryStore
+from llama_index_memory_ext.text.limits import DEFAULT_TOKEN_LIMIT
 from llama_index_memory_ext.text.tokens import TokenCounter
 from llama_index_memory_ext.text.turns import FLUSH_EVERY_TURN
 
@@ -135,7 +135,8 @@ class MemoryFields(Memory):
     @model_validator(mode="before")
     @classmethod
     def _check_blocks(cls, values: dict[str, Any]) -> dict[str, Any]:
-        kinds = {type(block).__name__ for block in values.get("memory_blocks", ())}
+        blocks = values.get("memory_blocks", ())
+        kinds = {b.class_name() for b in blocks if isinstance(b, LogBlock)}
         if not {"CondensedMemoryBlock", "RelevantFactsBlock"} <= kinds:
             raise SettingError(
                 "A CondensedMemory needs a CondensedMemoryBlock and a RelevantFactsBlock on the same store. Build it "
@@ -155,7 +156,7 @@ class MemoryFields(Memory):
                 "shared=True needs a user_id, which names the speaker; saw none. Pass the user's id."
             )
         if self.time_zone is not None:
-            for block in self.log_blocks:
+            for block in self._log_blocks:
                 block.time_zone = self.time_zone
         return self
 
@@ -173,18 +174,17 @@ class MemoryFields(Memory):
         block: RelevantFactsBlock = self._block_of("RelevantFactsBlock")
         return block
 
-    def _block_of(self, kind: str) -> Any:
-        """Return the first block of this class, by its name: importing the class here would be a cycle."""
-        return next(b for b in self.memory_blocks if type(b).__name__ == kind)
+    def _block_of(self, class_name: str) -> Any:
+        """Return the block of this class, by the name under which LlamaIndex serialises it."""
+        blocks = self._log_blocks
+        return next(block for block in blocks if block.class_name() == class_name)
 
     @property
-    def log_blocks(self) -> list[LogBlock]:
-        """The blocks that read the log of a store."""
+    def _log_blocks(self) -> list[LogBlock]:
         return [block for block in self.memory_blocks if isinstance(block, LogBlock)]
 
     def _mark_used(self) -> None:
         self._is_used = True
-        self.sql_store.jobs.used = True
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         # A workflow copies its start event, and has to write to this conversation.

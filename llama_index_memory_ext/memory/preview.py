@@ -17,7 +17,7 @@ from llama_index_memory_ext.learning.progress import progress_of
 from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
 from llama_index_memory_ext.store.cache import StoreCache
 from llama_index_memory_ext.store.readers import Readers
-from llama_index_memory_ext.store.rows import LogRow, ReadPosition, Snapshot
+from llama_index_memory_ext.store.rows import LogRow, Snapshot
 from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, LAST_ID, display_name
 from llama_index_memory_ext.text.entries import body_of
 from llama_index_memory_ext.text.messages import storable
@@ -70,16 +70,11 @@ class ReaderProgress(NamedTuple):
     ``name``: the reader and the owner of its facts.
     ``unread``: the number of messages that it has not read.
     ``set_aside``: turns from which no facts could be learned.
-    ``days``: of each day the calls, the tokens sent and the tokens received.
-    ``rejected``: of each rejected statement the day, the reason, and the first and last
-    row.
     """
 
     name: str
     unread: int
     set_aside: tuple[SetAside, ...]
-    days: list[tuple[Any, ...]]
-    rejected: list[tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
@@ -140,166 +135,120 @@ class PreviewReaders(Readers):
         return True
 
 
-class _Subject(NamedTuple):
-    """A session and an owner of facts, with their epochs, which change when messages or facts are deleted."""
+async def preview_prompt(
+    store: MemoryStore,
+    session_id: str,
+    namespace: str,
+    limits: Mapping[str, Any],
+    question: str = "",
+) -> PromptPreview:
+    """Return the prompt that a session would send for a question. Nothing is stored, and no model is asked.
 
-    session_id: str
-    namespace: str
-    epoch: int
-    facts_epoch: int
+    Args:
+        store: The store, which may be read-only.
+        session_id: The session.
+        namespace: The owner of the facts, such as an entry of
+            ``SessionInfo.namespaces``.
+        limits: Arguments of ``CondensedMemory.from_defaults``, such as
+            ``token_limit``; {} for the defaults.
+        question: The question of the user; "" for the last question.
 
-    @classmethod
-    async def read(
-        cls, store: MemoryStore, session_id: str, namespace: str
-    ) -> _Subject:
-        page = await store.readers.page(
-            session_id, "", ReadPosition(), limit=1, watch=namespace
-        )
-        return cls(session_id, namespace, page.epoch, page.facts.epoch)
-
-
-class PromptPreviewer:
-    """Makes the prompts that a session would send for questions. Nothing is stored, and no model is asked.
-
-    It keeps the indexes of one prompt for the next. ``open`` makes it.
-
-    ``session_id``, ``namespace``: the session, and the owner of the facts, such as an
-    entry of ``SessionInfo.namespaces``.
+    Raises:
+        LimitError: The limits do not fit together.
     """
+    memory = _memory_of(store, session_id, namespace, limits)
+    readers = PreviewReaders(store.database)
+    memory.sql_store.readers = readers
+    # Reading the record makes older messages leave it.
+    prompt = await memory.aget()
+    # The jobs index the messages that have left.
+    await store.jobs.stop()
+    window = memory.condensed_block.window(session_id)
+    left = await readers.count_messages(
+        session_id, status=ARCHIVED, last=window.seen.position if window else 0
+    )
+    if question:
+        data = storable(ChatMessage(question))
+        readers.question = LogRow(LAST_ID, "user", data, time_ns(), ACTIVE)
+        prompt = await _ask(memory, store)
+    parts: list[Part] = []
+    for message in prompt:
+        parts += _parts(message, memory.tokenizer_fn)
+    tokens = Counter[str]()
+    for part in parts:
+        tokens[part.kind] += part.tokens
+    all_facts = await store.facts.read(namespace, view=ALL_FACTS)
+    latest = memory.facts_block.last_question
+    # After the prompt, so that the explanation knows the record in it.
+    explanation = await memory.facts_block.aexplain(
+        latest.text, context=latest.context, most=_MOST_EXPLAINED
+    )
+    return PromptPreview(
+        question=latest.text,
+        window=window,
+        left=left,
+        explanation=explanation,
+        facts=_sort_as_in_prompt(explanation.facts, memory.last_used().facts),
+        runs=[list(run) for _, run in groupby(parts, attrgetter("kind", "role"))],
+        tokens=tokens,
+        all_facts=all_facts.facts,
+        active=await readers.count_messages(session_id, status=ACTIVE),
+        readers=await _read_progress(store, memory),
+        memory=memory,
+    )
 
-    def __init__(
-        self, store: MemoryStore, subject: _Subject, limits: Mapping[str, Any]
-    ) -> None:
-        self.session_id = subject.session_id
-        self.namespace = subject.namespace
-        self._subject = subject
-        self._store = store
+
+def _memory_of(
+    store: MemoryStore, session_id: str, namespace: str, limits: Mapping[str, Any]
+) -> CondensedMemory:
+    options: Any = {"extract_facts": False, **limits}
+    memory = CondensedMemory.from_defaults(
+        "preview",
         # A preview stores nothing, so it must not share the cache of memories that do.
-        options: Any = {"extract_facts": False, **limits}
-        self._memory = CondensedMemory.from_defaults(
-            "preview",
-            chat_store=store.model_copy(update={"cache": StoreCache()}),
-            **options,
-        )
-        # The host may have stored an id that ``from_defaults`` does not accept.
-        self._memory.session_id = subject.session_id
-        self._memory.facts_block.belong_to(subject.namespace)
+        chat_store=store.model_copy(update={"cache": StoreCache()}),
+        **options,
+    )
+    # The host may have stored an id that ``from_defaults`` does not accept.
+    memory.session_id = session_id
+    memory.facts_block.belong_to(namespace)
+    return memory
 
-    @classmethod
-    async def open(
-        cls,
-        store: MemoryStore,
-        session_id: str,
-        namespace: str,
-        limits: Mapping[str, Any],
-    ) -> PromptPreviewer:
-        """Return a previewer of a session.
 
-        Args:
-            store: The store, which may be read-only.
-            session_id: The session.
-            namespace: The owner of the facts.
-            limits: Arguments of ``CondensedMemory.from_defaults``, such as
-                ``token_limit``; {} for the defaults.
-
-        Raises:
-            LimitError: The limits do not fit together.
-        """
-        return cls(store, await _Subject.read(store, session_id, namespace), limits)
-
-    async def is_current(self) -> bool:
-        """Return whether no messages and no facts were deleted since ``open``, which the indexes would still have."""
-        subject = await _Subject.read(self._store, self.session_id, self.namespace)
-        return subject == self._subject
-
-    async def prompt(self, question: str) -> PromptPreview:
-        """Return the prompt for this question of the user; for the last question, if ``question`` is ""."""
-        memory = self._memory
-        # A new object for each prompt: other processes may have moved the cursors since.
-        readers = PreviewReaders(self._store.database)
-        memory.sql_store.readers = readers
-        # Reading the record makes older messages leave it.
-        prompt = await memory.aget()
-        # The jobs index all older messages, and take the time of the next page for it.
-        await self._store.jobs.stop()
-        window = memory.condensed_block.window(memory.session_id)
-        left = await readers.count_messages(
-            memory.session_id,
-            status=ARCHIVED,
-            last=window.seen.position if window else 0,
-        )
-        if question:
-            data = storable(ChatMessage(question))
-            readers.question = LogRow(LAST_ID, "user", data, time_ns(), ACTIVE)
-            prompt = await self._ask()
-        parts: list[Part] = []
-        for message in prompt:
-            parts += _parts(message, memory.tokenizer_fn)
-        tokens = Counter[str]()
-        for part in parts:
-            tokens[part.kind] += part.tokens
-        all_facts = await self._store.facts.read(self.namespace, view=ALL_FACTS)
-        facts_block = memory.facts_block
-        latest = facts_block.last_question
-        # After the prompt, so that the explanation knows the record in it.
-        explanation = await facts_block.aexplain(
-            latest.text, context=latest.context, most=_MOST_EXPLAINED
-        )
-        return PromptPreview(
-            question=latest.text,
-            window=window,
-            left=left,
-            explanation=explanation,
-            facts=_sort_as_in_prompt(explanation.facts, memory.last_used().facts),
-            runs=[list(run) for _, run in groupby(parts, attrgetter("kind", "role"))],
-            tokens=tokens,
-            all_facts=all_facts.facts,
-            active=await readers.count_messages(memory.session_id, status=ACTIVE),
-            readers=await self._read_progress(),
-            memory=memory,
-        )
-
-    async def _read_progress(self) -> list[ReaderProgress]:
-        readers = self._store.readers
-        progresses = []
-        for reader in await readers.names(self.session_id):
-            block, of, namespace = reader.partition(" of ")
-            if not reader.startswith(f"{self._memory.facts_block.name} "):
-                continue
-            _, state = await readers.state(self.session_id, reader)
-            progress = progress_of(state)
-            days = [(day, *counts) for day, counts in progress.days.items()]
-            progresses.append(
-                ReaderProgress(
-                    name=f"{block}{of}{display_name(namespace)}",
-                    unread=await readers.count_messages(self.session_id, reader=reader),
-                    set_aside=progress.set_aside,
-                    days=days,
-                    rejected=[tuple(entry) for entry in progress.rejected],
-                )
+async def _read_progress(
+    store: MemoryStore, memory: CondensedMemory
+) -> list[ReaderProgress]:
+    readers = store.readers
+    session_id = memory.session_id
+    progresses = []
+    for reader in await readers.names(session_id):
+        block, of, namespace = reader.partition(" of ")
+        if not reader.startswith(f"{memory.facts_block.name} "):
+            continue
+        _, state = await readers.state(session_id, reader)
+        progresses.append(
+            ReaderProgress(
+                name=f"{block}{of}{display_name(namespace)}",
+                unread=await readers.count_messages(session_id, reader=reader),
+                set_aside=progress_of(state).set_aside,
             )
-        return progresses
+        )
+    return progresses
 
-    async def _ask(self) -> list[ChatMessage]:
-        """Return the prompt for the question.
 
-        The turn before the question may still change, so the index with the turn is for
-        this prompt alone.
-        """
-        memory = self._memory
+async def _ask(memory: CondensedMemory, store: MemoryStore) -> list[ChatMessage]:
+    """Return the prompt for the question; the index has the turn before it, too."""
+    index = memory.condensed_block.index(memory.session_id)
+    if index is None:
+        prompt = await memory.aget()
+        # The first prompt from which messages have left begins the index.
         index = memory.condensed_block.index(memory.session_id)
         if index is None:
-            prompt = await memory.aget()
-            # The first prompt from which messages have left begins the index.
-            index = memory.condensed_block.index(memory.session_id)
-            if index is None:
-                return prompt
-        turn = await self._store.readers.find(memory.session_id, [ACTIVE])
-        index.add(turn)
-        prompt = await memory.aget()
-        await self._store.jobs.stop()
-        index.drop()
-        return prompt
+            return prompt
+    turn = await store.readers.find(memory.session_id, [ACTIVE])
+    index.add(turn)
+    prompt = await memory.aget()
+    await store.jobs.stop()
+    return prompt
 
 
 def _sort_as_in_prompt(

@@ -26,6 +26,7 @@ from llama_index_memory_ext.models.ask import (
 from llama_index_memory_ext.record.text import MIN_ROOM
 from llama_index_memory_ext.settings import check_id, describe_value
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
+from llama_index_memory_ext.text.limits import DEFAULT_TOKEN_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_TOKEN_LIMIT = 60_000
 _CONDENSED_LIMIT = 50_000
 _FACTS_LIMIT = 2_000
 # The rest of a window is for instructions, tools and the answer, and covers the
@@ -229,15 +229,25 @@ def session_id_for(session_id: str | None, store: MemoryStore) -> str:
     return generate_chat_store_key()
 
 
-def warn_without_effect(name: str, value: object, default: object, reason: str) -> None:
-    """Warn the caller of ``from_defaults`` of a setting of the host that does nothing here."""
-    if value == default:
-        return
-    warnings.warn(
-        f"{name}={describe_value(value)} has no effect in a CondensedMemory: {reason}. Leave it out.",
-        UserWarning,
-        stacklevel=3,
-    )
+def check_host_arguments(
+    chat_history: object, token_flush_size: object, memory_blocks_concurrency: object
+) -> None:
+    """Refuse a text as the history, and warn the caller of ``from_defaults`` of arguments that do nothing here."""
+    if isinstance(chat_history, str):
+        raise SettingError(
+            "The second argument is chat_history, a list of messages; saw a str. Pass a user by name: user_id=..."
+        )
+    for name, value, default in (
+        ("token_flush_size", token_flush_size, None),
+        ("memory_blocks_concurrency", memory_blocks_concurrency, 1),
+    ):
+        if value != default:
+            warnings.warn(
+                f"{name}={describe_value(value)} has no effect in a CondensedMemory: chat_history_token_ratio decides "
+                "how many turns move into the record, and one block is read after the other. Leave it out.",
+                UserWarning,
+                stacklevel=3,
+            )
 
 
 def warn_without_summary_model(record_block: CondensedMemoryBlock) -> None:

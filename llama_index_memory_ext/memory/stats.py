@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class MemoryStats(BaseModel):
-    """Statistics of a session. They print as a few lines; ``model_dump(mode="json")`` is for programs.
+    """Statistics of a session. They print as a line for each field; ``model_dump(mode="json")`` is for programs.
 
     Messages, facts and tokens are counted in the database, including writes of other
     processes. ``failures`` covers this process, ``rejections`` and ``usage`` only this
@@ -64,59 +64,17 @@ class MemoryStats(BaseModel):
     usage: dict[str, Usage] = {}
 
     def __str__(self) -> str:
-        current = (
-            f"{self.active} of the current turn, {self.verbatim} shown in the record"
-        )
-        older = f"{self.left} older than the record, {self.summarised} in its summary"
-        lines = [
-            ("session", f"{self.session_id} (user {self.user_id}) in {self.database}"),
-            ("messages", f"{self.messages}: {current}; {older}"),
-            (
-                "record",
-                f"{self.record_tokens} tokens, {self.summary_tokens} in its summary",
-            ),
-            ("facts", self._describe_facts()),
-        ]
-        for kind, usage in sorted(self.usage.items()):
-            lines.append(("tokens", f"{kind}: {_describe_usage(usage)}"))
-        for kind, failure in self.failures.items():
-            lines.append(("failed", f"{kind}: {_describe_failure(failure)}"))
-        return "\n".join(f"{name:<9} {line}" for name, line in lines)
-
-    def _describe_facts(self) -> str:
-        text = f"{self.facts} current, {self.retired} retired; "
-        if self.pending is None:
-            text += "extraction is off"
-        else:
-            text += f"{self.pending} messages to be read for facts"
-        if self.set_aside:
-            text += f", {len(self.set_aside)} turns set aside"
-        reasons = [
-            f"{count} {reason}" for reason, count in sorted(self.rejections.items())
-        ]
-        if reasons:
-            text += f"; not stored: {', '.join(reasons)}"
-        return text
-
-
-def _describe_usage(usage: Usage) -> str:
-    calls = "1 call" if usage.calls == 1 else f"{usage.calls} calls"
-    text = (
-        f"{usage.prompt_tokens} sent and {usage.completion_tokens} received in {calls}"
-    )
-    if usage.counted:
-        text += f" ({usage.counted} of these did not report theirs: counted here)"
-    return text
-
-
-def _describe_failure(failure: Failure) -> str:
-    times = "once"
-    if failure.failures > 1:
-        times = f"{failure.failures} times in a row"
-    retry = "by the next start"
-    if failure.retry_at:
-        retry = f"at {failure.retry_at:%H:%M:%S}"
-    return f"{failure.error}, {times}, last at {failure.at:%Y-%m-%d %H:%M:%S} UTC; tried again {retry}"
+        lines = []
+        for name, value in self.model_dump(mode="json").items():
+            if not isinstance(value, dict):
+                lines.append(f"{name:<14} {value}")
+                continue
+            for kind, details in value.items():
+                text = str(details)
+                if isinstance(details, dict):
+                    text = ", ".join(f"{key} {part}" for key, part in details.items())
+                lines.append(f"{name:<14} {kind}: {text}")
+        return "\n".join(lines)
 
 
 async def read_stats(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import asynccontextmanager
 from functools import cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from llama_index_memory_ext.background.jobs import log_failure
-from llama_index_memory_ext.background.locks import is_running
-from llama_index_memory_ext.errors import StoreTimeoutError
+from llama_index_memory_ext.background.locks import LOOK_SECONDS, at_fork, lock_for
+from llama_index_memory_ext.errors import StoreTimeoutError, TurnError
 from llama_index_memory_ext.record.media import has_answer_before_question
 from llama_index_memory_ext.store.rows import SessionAccess
 from llama_index_memory_ext.text.entries import (
@@ -22,13 +23,15 @@ from llama_index_memory_ext.text.tokens import LONG_CHARACTERS
 from llama_index_memory_ext.text.turns import FLUSH_EVERY_TURN, count_leaving
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterator, Sequence
 
     from llama_index.core.base.llms.types import ChatMessage
 
     from llama_index_memory_ext.memory.fields import MemoryFields
 
 logger = logging.getLogger(__name__)
+
+M = TypeVar("M", bound="MemoryFields")
 
 
 def access_of(memory: MemoryFields) -> SessionAccess:
@@ -55,7 +58,7 @@ async def open_blocks(memory: MemoryFields, question: str | None) -> bool:
     A failure is logged, because the message must still be stored.
     """
     try:
-        for block in memory.log_blocks:
+        for block in memory._log_blocks:  # noqa: SLF001 - of the class that calls
             await block.aopen(memory.session_id, question)
     except StoreTimeoutError:
         # Storing the message would wait as long again.
@@ -84,7 +87,7 @@ async def write(
     Return the number of messages that were not stored before.
     """
     readers: list[str] = []
-    for block in memory.log_blocks:
+    for block in memory._log_blocks:  # noqa: SLF001 - of the class that calls
         readers += block.readers_of(memory.session_id)
     appended = await memory.sql_store.log.append(
         memory.session_id,
@@ -118,7 +121,7 @@ async def write(
 def plan_question(memory: MemoryFields, messages: Sequence[ChatMessage]) -> int:
     """Return the plan of ``plan_flush``; warn if the question before the last one has no answer."""
     roles = [message.role.value for message in messages]
-    is_guarded = memory.shared or is_running(run_name(memory))
+    is_guarded = memory.shared or run_name(memory) in _holders
     if not is_guarded and not has_answer_before_question(roles):
         _warn_of_two_runs()
     return plan_flush(memory, messages)
@@ -136,6 +139,40 @@ def plan_flush(memory: MemoryFields, messages: Sequence[ChatMessage]) -> int:
 def run_name(memory: MemoryFields) -> tuple[str, ...]:
     """Return the name that all runs of a session share in this process."""
     return (memory.session_id, *memory.sql_store.database.identity)
+
+
+# The tasks that run a turn now, in any event loop of this process.
+_holders: dict[tuple[str, ...], asyncio.Task[Any] | None] = {}
+
+at_fork(after_in_child=_holders.clear)
+
+
+@asynccontextmanager
+async def single_run(memory: M) -> AsyncIterator[M]:
+    """Yield the memory as soon as no other run of its session is under way in this process.
+
+    Raises:
+        TurnError: The task is within a run of the session already.
+    """
+    name = run_name(memory)
+    task = asyncio.current_task()
+    if _holders.get(name) is task:
+        raise TurnError(
+            "This task is within memory.turn() already; run the agent without opening another."
+        )
+    async with lock_for("turn", *name):
+        # The lock orders the tasks of one event loop; a task of another loop can only
+        # poll.
+        while (holder := _holders.setdefault(name, task)) is not task:
+            if holder is None or holder.get_loop().is_closed():
+                _holders.pop(name, None)
+            else:
+                await asyncio.sleep(LOOK_SECONDS)
+        try:
+            yield memory
+        finally:
+            if _holders.get(name) is task:
+                del _holders[name]
 
 
 async def tokens_of(memory: MemoryFields, messages: Sequence[ChatMessage]) -> int:
@@ -163,4 +200,13 @@ def _warn_of_two_runs() -> None:
     logger.warning(
         "A question was put before the last question of its session was answered. If its run failed, that is right. "
         "Two runs at once would both answer the later question: put each run into `async with memory.turn():`."
+    )
+
+
+@cache
+def warn_of_unused() -> None:
+    """Log a warning, once in a process, about a memory that no run was given."""
+    logger.warning(
+        "A memory was closed that nothing was put into or read from. FunctionAgent(memory=...) is ignored by "
+        "LlamaIndex: pass the memory to each run, `await agent.run(question, memory=memory)`."
     )

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 import sys
 import weakref
-from contextlib import suppress
 from dataclasses import astuple, dataclass
-from importlib import import_module
 from operator import add
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, ToolCallBlock
 from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW
@@ -23,7 +20,7 @@ from llama_index_memory_ext.text.entries import message_tokens
 from llama_index_memory_ext.text.messages import is_longer
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from llama_index.core.llms.llm import LLM
 
@@ -42,7 +39,7 @@ _GPT_NAME = re.compile(r"(?<![\w.-])gpt-(\d+)(?:\.(\d+))?(?!\w)")
 _CLAUDE_NAME = re.compile(r"(?<![\w-])claude(?!-(?:2(?!\d)|v\d|instant))(?!\w)")
 _NOVA_NAME = re.compile(r"(?<![\w-])nova-(?:micro|lite|pro|premier)(?!\w)")
 _OPENAI_NAME = re.compile(r"(?<![\w-])(?:gpt-(?!oss)|o[134](?!\w))")
-_warned_families: set[str] = set()
+_warned: set[str] = set()
 
 
 def needs_cache_points(model_name: str) -> str | None:
@@ -93,8 +90,8 @@ def warn_without_cache_points(llm: LLM | None) -> None:
     if llm is None:
         return
     family = needs_cache_points(name_of(llm))
-    if family is not None and family not in _warned_families:
-        _warned_families.add(family)
+    if family is not None and family not in _warned:
+        _warned.add(family)
         logger.warning(
             "The prompt caches of %s find the conversation of a CondensedMemory only at cache points, and this memory "
             "sends none. If such a model answers, each turn pays the whole conversation in full. Pass %s.",
@@ -280,49 +277,26 @@ def _field(value: Any, name: str) -> Any:
 _EARLIER = frozenset({"previous_response_id", "conversation"})
 
 
-class _Copy(NamedTuple):
-    """A copy of a model, and the fields that the model had."""
-
-    model: LLM
-    fields: dict[str, Any]
-
-
-# By the ids of the models, because models have no hash.
-_copies: dict[int, _Copy] = {}
-_warned: set[str] = set()
-
-
 def without_history(llm: LLM) -> LLM:
     """Return a copy of a model whose requests neither continue earlier ones nor are continued.
 
     Any other model is returned itself. An agent would see a question about facts in the
     chain of its responses. The tool call of that question has no result, so that the
-    server would refuse the agent's next request. The copy is cached.
+    server would refuse the agent's next request.
     """
     options = getattr(llm, "additional_kwargs", None) or {}
     previous = getattr(llm, "_previous_response_id", None)
     if not (_tracks(llm) or previous or _EARLIER & options.keys()):
         return llm
-    cached = _copies.get(id(llm))
-    if cached and cached.fields == vars(llm):
-        return cached.model
-    copy = _copy_without_history(llm, options)
-    if cached is None:
-        weakref.finalize(llm, _copies.pop, id(llm), None)
-    _copies[id(llm)] = _Copy(copy, dict(vars(llm)))
-    return copy
-
-
-def _copy_without_history(llm: LLM, options: Mapping[str, Any]) -> LLM:
     plain = {name: value for name, value in options.items() if name not in _EARLIER}
     changes: dict[str, Any] = {"additional_kwargs": plain}
     if _tracks(llm):
         # LlamaIndex makes the server store responses when it tracks them.
         changes |= {"track_previous_responses": False, "store": False}
-    copy = llm.model_copy(update=changes)
-    if hasattr(copy, "_previous_response_id"):
+    copy: Any = llm.model_copy(update=changes)
+    if previous:
         copy._previous_response_id = None  # noqa: SLF001 - it is no field
-    return copy
+    return copy  # type: ignore[no-any-return]
 
 
 def warn_of_server_history(llm: LLM | None) -> None:
@@ -372,13 +346,10 @@ def tokens_left(window: int | None, fixed: int) -> int | None:
     return max(int(window * _WINDOW_SHARE) - fixed, 0)
 
 
-# The words of a server that refuses an option.
-_NAMED = {
-    "max_tokens": re.compile(
-        r"(?i)max_?(?:completion_?|output_?|new_?)?tokens|completion"
-    ),
-    "response_format": re.compile(r"(?i)response_?format|json_?schema|grammar"),
-}
+# The words of a server that refuses a limit of tokens.
+_BOUND_REFUSED = re.compile(
+    r"(?i)max_?(?:completion_?|output_?|new_?)?tokens|completion"
+)
 _TOOLS_REFUSED = re.compile(
     r"(?i)tool_?choice|(?:tools?\b|function.?call).{0,60}(?:support|require|enable|permit|allow)"
     r"|(?:support|unknown|unrecognized|unexpected).{0,60}(?:tools?\b|function)"
@@ -390,14 +361,7 @@ _NOT_ABLE = frozenset({400, 404, 422, 500, 501})
 # The names of models whose thoughts count among the tokens of an answer.
 _THINKS = re.compile(r"(?i)(?:^|[/:])(?:o[1-9]|gpt-[5-9])(?![^\W_])")
 
-# The modules that the clients of a package import at their first call. OpenAI's are
-# some 500 modules, which take a second.
-_LATE = {
-    "openai": ("openai.resources",),
-    "httpx": ("httpcore", "anyio._backends._asyncio"),
-}
-_imported: set[str] = set()
-
+_BOUND = "max_tokens"
 # Whether a model's server takes an option, by the ids of the models: models have no
 # hash.
 _taken_options: dict[int, dict[str, bool]] = {}
@@ -408,12 +372,12 @@ def takes(llm: LLM, option: str) -> bool | None:
     return _taken_options.get(id(llm), {}).get(option)
 
 
-def remember(llm: LLM, options: Sequence[str], *, accepted: bool) -> None:
-    """Store, as long as the model lives, that its server has accepted options, or has refused them."""
+def remember(llm: LLM, option: str, *, accepted: bool) -> None:
+    """Store, as long as the model lives, whether its server takes an option."""
     if id(llm) not in _taken_options:
         _taken_options[id(llm)] = {}
         weakref.finalize(llm, _taken_options.pop, id(llm), None)
-    _taken_options[id(llm)].update(dict.fromkeys(options, accepted))
+    _taken_options[id(llm)][option] = accepted
 
 
 def is_openai_like(llm: LLM) -> bool:
@@ -435,67 +399,56 @@ def token_bound(llm: Any, tokens: int) -> dict[str, Any]:
     """
     if (
         not is_openai_like(llm)
+        or takes(llm, _BOUND) is False
         or llm.max_tokens is not None
         or _THINKS.search(llm.model)
     ):
         return {}
     if {"max_tokens", "max_completion_tokens"} & llm.additional_kwargs.keys():
         return {}
-    return {"max_tokens": tokens}
+    return {_BOUND: tokens}
 
 
 async def ask_with(
     llm: LLM,
-    options: Mapping[str, Any],
     ask: Callable[..., Awaitable[ChatResponse]],
+    answer_tokens: int,
     responses: list[ChatResponse],
 ) -> ChatResponse:
-    """Return the answer to a request with the options that the server takes.
+    """Return the answer to a request, of at most so many tokens if the server takes such a limit.
 
-    An option that the server refuses, now or in an earlier request, is left out. A
-    model whose thoughts have filled its answer is asked again without a limit. All
+    A model whose thoughts have filled its answer is asked again without a limit. All
     responses are added to ``responses``.
     """
-    accepted = {
-        name: value for name, value in options.items() if takes(llm, name) is not False
-    }
-    refused = []
-    await import_clients()
+    bound = token_bound(llm, answer_tokens)
+    is_refused = False
     while True:
         try:
-            response = await ask(**accepted)
+            response = await ask(**bound)
         except Exception as error:
-            name = _refused_option(llm, accepted, error)
-            if name is None:
+            if not (bound and _refuses_bound(llm, error)):
                 raise
             # A limit that leaves no room for these words is refused only this time.
-            if not is_about_words(error):
-                refused.append(name)
+            is_refused = not is_about_words(error)
         else:
             responses.append(response)
-            name = "max_tokens"
-            if name not in accepted or not _is_filled_by_thoughts(response):
+            if not (bound and _is_filled_by_thoughts(response)):
                 break
-            refused.append(name)
-        del accepted[name]
-    remember(llm, list(accepted), accepted=True)
-    remember(llm, refused, accepted=False)
+            is_refused = True
+        bound = {}
+    # After a refusal without a reason, only the second request tells what was refused.
+    if bound or is_refused:
+        remember(llm, _BOUND, accepted=not is_refused)
     return response
 
 
-def _refused_option(llm: LLM, options: Iterable[str], error: Exception) -> str | None:
-    """Return the option that a server refuses with this error; None if it refuses something else."""
+def _refuses_bound(llm: LLM, error: Exception) -> bool:
+    """Return whether a server may refuse a limit of tokens with this error, also without naming it."""
     if status_of(error) not in _REFUSED:
-        return None
-    for name in options:
-        if _NAMED[name].search(str(error)):
-            return name
-    # A server may refuse an option without naming it, unless it has taken it before.
-    if not is_about_words(error):
-        for name in options:
-            if not takes(llm, name):
-                return name
-    return None
+        return False
+    if _BOUND_REFUSED.search(str(error)):
+        return True
+    return not (is_about_words(error) or takes(llm, _BOUND))
 
 
 def _is_filled_by_thoughts(response: ChatResponse) -> bool:
@@ -513,16 +466,3 @@ def refuses_tools(llm: LLM, error: BaseException) -> bool:
         and _TOOLS_REFUSED.search(str(error)) is not None
         and not takes(llm, "tools")
     )
-
-
-async def import_clients() -> None:
-    """Import the late modules of the clients whose packages the program has imported."""
-    for package in _LATE.keys() & sys.modules.keys():
-        for name in _LATE[package]:
-            # ``sys.modules`` holds a module before it is complete: to import it then
-            # would block the event loop.
-            if name not in _imported:
-                # Another version of the package may not have this module.
-                with suppress(ImportError):
-                    await asyncio.to_thread(import_module, name)
-                _imported.add(name)

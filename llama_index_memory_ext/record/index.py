@@ -67,9 +67,7 @@ _LENGTH_POWER = 0.4
 _MOST_RANKED = 1_000
 # A message of the time that the question names gains this share of the best similarity.
 _TIME_SHARE = 1.0
-# A message with a word of a change, such as "moved" for "live", gains this share of the
-# best similarity. A question about now takes this share from the oldest message.
-_CHANGE_SHARE = 0.15
+# A question about now takes this share from the oldest message.
 _AGE_SHARE = 0.3
 # No log has this epoch, so a broken index is made anew.
 _BROKEN = -1
@@ -343,25 +341,24 @@ class MessageIndex:
             questions = np.array(self._questions, bool)
             of_user = np.array(self._of_user, bool)
         similarity = tfidf.similarities_with_context(
-            self.ranker, ids, question, context, _EARLIER_WEIGHT
+            self.ranker,
+            ids,
+            question,
+            context,
+            _EARLIER_WEIGHT,
+            change_words(question),
         )
         similarity = favour_answers(questions, similarity)
         codes = languages_of(question, self._languages)
         speaker = speaker_asked_for(question, codes)
         similarity = favour_speaker(of_user, speaker, similarity)
-        changes = change_words(question)
-        if changes:
-            changed = tfidf.values_of(self.ranker.similarities(changes), ids)
-            similarity += _CHANGE_SHARE * tfidf.divided_by_best(changed)
         if asks_about_now(question):
             age = np.linspace(1.0, 0.0, len(ids))
             similarity *= 1 - _AGE_SHARE * age
         similarity = tfidf.divided_by_best(similarity)
-        periods = list(relative_periods(question.casefold(), self.today))
-        if periods:
-            similarity = tfidf.divided_by_best(
-                similarity + _TIME_SHARE * said_within(messages, periods)
-            )
+        periods = relative_periods(question.casefold(), self.today)
+        similarity += _TIME_SHARE * said_within(messages, periods)
+        similarity = tfidf.divided_by_best(similarity)
         newest_first = np.arange(len(ids))[::-1]
         order = newest_first[np.argsort(-similarity[::-1], kind="stable")]
         number = min(np.count_nonzero(similarity), _MOST_RANKED)

@@ -23,7 +23,6 @@ from llama_index_memory_ext.models.ask import (
     Usage,
     ask_with,
     context_window,
-    token_bound,
     tokens_left,
     usage_of,
     was_refused,
@@ -359,8 +358,8 @@ async def ask_for_summary(
     """
     prompt = summary_prompt(previous, entries, token_limit=token_limit)
     responses = list[ChatResponse]()
-    bound = token_bound(llm, answer_tokens)
-    response = await ask_with(llm, bound, partial(llm.achat, prompt), responses)
+    chat = partial(llm.achat, prompt)
+    response = await ask_with(llm, chat, answer_tokens, responses)
     if count_usage is not None:
         for counted in responses:
             count_usage(usage_of(prompt, counted, counter))

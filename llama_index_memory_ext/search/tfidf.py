@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 
 from llama_index_memory_ext.background.locks import thread_lock
 from llama_index_memory_ext.background.recent import Recent
+from llama_index_memory_ext.errors import SettingError
 from llama_index_memory_ext.events import MemoryFailure, is_handled
+from llama_index_memory_ext.settings import describe_value
 from llama_index_memory_ext.words.tokens import (
     checked_languages,
     is_function_word,
@@ -41,6 +43,8 @@ Group: TypeAlias = frozenset[str]
 SOURCE_SHARE = 0.3
 # The weight of a turn before the question; the question has 1.
 EARLIER_WEIGHT = 0.2
+# The weight of the words of a change, such as "moved" for "live".
+_CHANGE_SHARE = 0.15
 # b and k1 of BM25.
 LENGTH_WEIGHT = 0.7
 SATURATION = 0.6
@@ -178,6 +182,10 @@ class TfidfRanker:
             "en", "es", "fi", "fr", "it", "nl", "no", "pt", "ru" and "sv". None: the
             script and the function words of a query decide, or else the documents. A
             ValueError for any other code.
+        vectorizer: A scikit-learn vectorizer (extra ``sklearn``), fitted or not. Its
+            preprocessing, tokens, stop words and n-grams replace ours; its vocabulary,
+            weights, norms and other limits have no effect. A SettingError for anything
+            else.
 
     The words of a query find all forms that have the same stem in its language, in
     documents of any language: "Wo wohne ich?" finds "Wohnt in München". Function words
@@ -192,7 +200,20 @@ class TfidfRanker:
         *,
         neighbour_shares: Sequence[float] = (),
         languages: Sequence[str] | None = None,
+        vectorizer: Any = None,
     ) -> None:
+        if vectorizer is not None and (
+            isinstance(vectorizer, type) or not hasattr(vectorizer, "build_analyzer")
+        ):
+            raise SettingError(
+                f"vectorizer must be a vectorizer of scikit-learn; saw {describe_value(vectorizer, with_text=True)}. "
+                "Give it an object such as TfidfVectorizer(), with pip install 'llama-index-memory-ext[sklearn]', "
+                "or leave it out."
+            )
+        self._words_in: Callable[[str], Iterable[str]] = _words_in
+        self._has_languages = vectorizer is None
+        if vectorizer is not None:
+            self._words_in = vectorizer.build_analyzer()
         self._possible_languages = checked_languages(languages)
         self._neighbour_shares = neighbour_shares
         self._lock = thread_lock()
@@ -211,7 +232,9 @@ class TfidfRanker:
     def add(self, documents: Iterable[Document]) -> None:
         """Add documents; a document replaces an earlier one with the same id."""
         by_id = {document.id: document for document in documents}
-        weights_by_id = {name: _weights_of(by_id[name]) for name in by_id}
+        weights_by_id = {
+            name: _weights_of(by_id[name], self._words_in) for name in by_id
+        }
         with self._lock:
             self.remove(by_id)
             self._answers = Recent(_CACHED_ANSWERS)
@@ -279,21 +302,29 @@ class TfidfRanker:
 
         The related words of each word of a short query have a weight together.
         """
-        words = [word for word in _words_in(query) if not is_function_word(word, codes)]
+        words = self._query_words(query, codes)
         counts = Counter(self._forms_of(word, codes) for word in words)
         weights = defaultdict[Group, float](float)
         for group, number in counts.items():
             weights[group] = 1 + log(number)
         terms = Counter(term_of(word, "en") for word in words)
-        if not codes and len(terms) <= _SHORT_QUERY:
+        if self._has_languages and not codes and len(terms) <= _SHORT_QUERY:
             for term, number in terms.items():
                 related = self._written(related_terms(term), "en")
                 weights[related] += _RELATED_WEIGHT * (1 + log(number))
         return weights
 
+    def _query_words(self, query: str, codes: Sequence[str]) -> list[str]:
+        words = list(self._words_in(query))
+        if not self._has_languages:
+            return words
+        return [word for word in words if not is_function_word(word, codes)]
+
     def _forms_of(self, word: str, codes: Iterable[str]) -> Group:
         """Return the words of the documents with the stem of a word in English or one of the languages."""
         forms: Group = frozenset()
+        if not self._has_languages:
+            return forms.union([word]).intersection(self._postings)
         for code in ("en", *codes):
             forms |= self._written([term_of(word, code)], code)
         return forms
@@ -306,6 +337,8 @@ class TfidfRanker:
 
     def _languages(self, query: str) -> tuple[str, ...]:
         """Return the languages of a query or, if that is unclear, of the documents; without English."""
+        if not self._has_languages:
+            return ()
         codes = languages_of(query, self._possible_languages) or languages_in(
             self._frequency, len(self._rows)
         )
@@ -359,12 +392,14 @@ class TfidfRanker:
         return 1 + log((1 + len(self._rows)) / (1 + frequency))
 
 
-def _weights_of(document: Document) -> dict[str, float]:
+def _weights_of(
+    document: Document, words_in: Callable[[str], Iterable[str]]
+) -> dict[str, float]:
     """Return the weight of each word of a document and its contexts."""
-    words = chain(_words_in(document.text), _words_in(document.date))
+    words = chain(words_in(document.text), words_in(document.date))
     weights = defaultdict[str, float](float, Counter(words))
     for text, share in document.context:
-        for word, number in Counter(_words_in(text)).items():
+        for word, number in Counter(words_in(text)).items():
             weights[word] += share * (1 + log(number))
     return weights
 
@@ -392,17 +427,24 @@ def similarities_with_context(
     question: str,
     context: Sequence[str],
     turn_weight: float = EARLIER_WEIGHT,
+    changes: str = "",
 ) -> Values:
     """Return the similarities of documents to a question and the turns before it; the best is 1, or all are 0.
 
-    The similarity to the question has the weight 1, and to each turn ``turn_weight``.
-    More than two turns together weigh as much as two.
+    The similarity to the question has the weight 1, to the words of ``changes`` that it
+    may ask about 0.15, and to each turn ``turn_weight``. More than two turns together
+    weigh as much as two.
     """
     weight = turn_weight * min(1.0, 2 / max(len(context), 1))
-    total = divided_by_best(values_of(ranker.similarities(question), ids))
-    for turn in context:
-        similarities = values_of(ranker.similarities(turn), ids)
-        total += weight * divided_by_best(similarities)
+    total = np.zeros(len(ids))
+    queries = [
+        (question, 1.0),
+        (changes, _CHANGE_SHARE),
+        *[(turn, weight) for turn in context],
+    ]
+    for query, share in queries:
+        similarities = values_of(ranker.similarities(query), ids)
+        total += share * divided_by_best(similarities)
     return divided_by_best(total)
 
 

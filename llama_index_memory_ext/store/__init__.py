@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import Counter
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from llama_index.core.bridge.pydantic import ConfigDict, Field, model_serializer
 from llama_index.core.storage.chat_store.base_db import MessageStatus
@@ -17,7 +18,6 @@ from llama_index.core.storage.chat_store.sql import (
 )
 
 from llama_index_memory_ext.background.jobs import JobRegistry
-from llama_index_memory_ext.background.loading import start_loading, wait_until_loaded
 from llama_index_memory_ext.background.loop import run
 from llama_index_memory_ext.errors import EncryptionError, SettingError, StoreError
 from llama_index_memory_ext.settings import build_checked, describe_value
@@ -31,6 +31,7 @@ from llama_index_memory_ext.store.address import (
 from llama_index_memory_ext.store.cache import StoreCache
 from llama_index_memory_ext.store.database import Database
 from llama_index_memory_ext.store.deletion import (
+    SELECT_DUE,
     forget_session,
     forget_user,
     retain_messages,
@@ -39,12 +40,13 @@ from llama_index_memory_ext.store.deletion import (
 from llama_index_memory_ext.store.encryption import Cipher, EncryptionKey, TextFunction
 from llama_index_memory_ext.store.facts import Facts
 from llama_index_memory_ext.store.marks import SELECT_PLACES, encrypt_within, mark
-from llama_index_memory_ext.store.readers import Readers, find_rows
+from llama_index_memory_ext.store.readers import Readers
 from llama_index_memory_ext.store.rows import ALL_STATUSES, LogRow, messages_of
 from llama_index_memory_ext.store.sessions import SessionInfo, read_keys, read_sessions
 from llama_index_memory_ext.store.tables import LAST_ID, Row
 from llama_index_memory_ext.store.writing import Log, Owners
 from llama_index_memory_ext.text.tokens import TokenCounter
+from llama_index_memory_ext.words import language_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Sequence
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from llama_index_memory_ext.store.transaction import Transaction
+    from llama_index_memory_ext.text.messages import Plan
 
 __all__ = ["DEFAULT_TABLE_NAME", "MemoryStore", "SessionInfo"]
 
@@ -70,14 +73,6 @@ logger = logging.getLogger(__name__)
 
 
 _SELECT_DATA = "SELECT key, timestamp, role, status, data FROM {rows} ORDER BY id"
-
-
-class _Page(NamedTuple):
-    """Messages of a session, the number of their rows, and the last row."""
-
-    messages: list[ChatMessage]
-    rows: int
-    last_id: int
 
 
 class MemoryStore(SQLAlchemyChatStore):
@@ -186,6 +181,17 @@ class MemoryStore(SQLAlchemyChatStore):
         """Return the name under which LlamaIndex serialises this store."""
         return "MemoryStore"
 
+    @property
+    def _settings(self) -> dict[str, Any]:
+        """The arguments by which a copy opens the same database, without the password."""
+        return {
+            "table_name": self.table_name,
+            "async_database_uri": self.async_database_uri,
+            "db_schema": self.db_schema,
+            "operation_timeout": self.operation_timeout,
+            "pool_size": self.pool_size,
+        }
+
     def __repr_args__(self) -> list[tuple[str | None, Any]]:
         return [
             ("async_database_uri", self.async_database_uri),
@@ -198,30 +204,12 @@ class MemoryStore(SQLAlchemyChatStore):
     def __reduce__(self) -> tuple[Any, ...]:
         # An engine cannot be pickled and a password must not, so the copy opens its own
         # connections.
-        limited = partial(
-            type(self),
-            operation_timeout=self.operation_timeout,
-            pool_size=self.pool_size,
-        )
-        return limited, (
-            self.async_database_uri,
-            self.table_name,
-            None,
-            None,
-            self.db_schema,
-        )
+        return partial(type(self), **self._settings), ()
 
     @model_serializer()
     def dump_store(self) -> dict[str, Any]:
         """Return the settings without the password, and the rows if they are kept in memory only."""
-        names = (
-            "table_name",
-            "async_database_uri",
-            "db_schema",
-            "operation_timeout",
-            "pool_size",
-        )
-        dump = {name: getattr(self, name) for name in names}
+        dump = self._settings
         if self.database.in_memory:
             dump["db_data"] = run(self.database.run(_read_data, writes=False))
         return dump
@@ -238,13 +226,11 @@ class MemoryStore(SQLAlchemyChatStore):
         """Open the database, and load the data to count tokens and to extract facts, which takes a second.
 
         A server calls it when it starts. Without it, the vocabulary is loaded when a
-        memory is made, and the other data in a thread behind the first prompt of a
-        memory that extracts facts.
+        memory is made, and the other data at the first extraction, in a thread.
         """
-        start_loading()
         await TokenCounter().load()
         await self.readers.has_session("")
-        await wait_until_loaded()
+        await asyncio.to_thread(language_of, "The language of this is detected.")
 
     async def aclose(self) -> None:
         """Close the engine if this store has opened it; a later call opens it again. Closing twice does no harm.
@@ -255,8 +241,6 @@ class MemoryStore(SQLAlchemyChatStore):
         loop and of synchronous calls; the next memory of that session or user continues
         them. Pending writes are awaited, at most ``operation_timeout`` seconds.
         """
-        if self.jobs.used is False:
-            warn_of_unused()
         await self.jobs.stop()
         # A program that closes the store needs no warning about unread turns.
         self.jobs.unread.clear()
@@ -293,24 +277,19 @@ class MemoryStore(SQLAlchemyChatStore):
         Messages that are written meanwhile come, too; deleted messages do not.
         """
         statuses = _statuses_of(status)
-
-        def read(tx: Transaction, after: int, limit: int, offset: int) -> _Page:
-            rows = find_rows(tx, key, statuses, after, limit=limit, offset=offset)
-            # Messages are parsed in this thread, so that no event loop waits.
-            return _Page(messages_of(rows), len(rows), rows[-1].id if rows else after)
-
         last_id = 0
-        while True:
-            page = await self.database.run(
-                read, last_id, min(limit, _PAGE_ROWS), offset, writes=False
+        while limit:
+            rows = await self.readers.find(
+                key, statuses, last_id, limit=min(limit, _PAGE_ROWS), offset=offset
             )
-            for message in page.messages:
+            # In a thread, because no event loop may wait for it.
+            for message in await asyncio.to_thread(messages_of, rows):
                 yield message
-            last_id = page.last_id
-            limit -= page.rows
-            offset = 0
-            if page.rows < _PAGE_ROWS or not limit:
+            if len(rows) < _PAGE_ROWS:
                 return
+            last_id = rows[-1].id
+            limit -= len(rows)
+            offset = 0
 
     async def add_message(
         self,
@@ -329,6 +308,8 @@ class MemoryStore(SQLAlchemyChatStore):
     ) -> None:
         """Write messages in one transaction; an empty list does nothing.
 
+        Archived messages move the active messages before them into the log, too.
+
         A message with an id, ``additional_kwargs["message_id"]``, is stored once in its
         session, so that a cancelled put can be repeated. A message with a stored id is
         not written again. If it has other words, a warning in the log says so. Once a
@@ -338,7 +319,7 @@ class MemoryStore(SQLAlchemyChatStore):
             MessageError: An id is neither a text of at most 255 characters nor a
                 number.
         """
-        await self.log.add(key, messages, status.value)
+        await self.log.append(key, messages, _plan_of(status))
 
     async def set_messages(
         self,
@@ -347,8 +328,7 @@ class MemoryStore(SQLAlchemyChatStore):
         status: MessageStatus = MessageStatus.ACTIVE,
     ) -> None:
         """Replace all messages of a session, the log's too; the first ones that are the same keep their rows."""
-        plan = len if status == MessageStatus.ARCHIVED else None
-        await self.log.append(key, messages, plan, replace=True)
+        await self.log.append(key, messages, _plan_of(status), replace=True)
 
     async def delete_message(self, key: str, idx: int) -> ChatMessage | None:
         """Delete the message with this row id and return it; None if the session has no such message.
@@ -428,10 +408,10 @@ class MemoryStore(SQLAlchemyChatStore):
 
     @property
     def file(self) -> Path | None:
-        """The SQLite file; None for a server, a database in memory, or an address with ``uri``."""
-        url = self.database.url
-        is_file = self.database.backend == "sqlite" and "uri" not in url.query
-        return Path(str(url.database)) if is_file and not self.is_in_memory else None
+        """The SQLite file; None for a server or a database in memory."""
+        if self.is_in_memory or self.database.backend != "sqlite":
+            return None
+        return Path(str(self.database.url.database))
 
     def read_only(self) -> MemoryStore:
         """Return a store on the same database that refuses each write; its tables must have this package's version.
@@ -445,13 +425,8 @@ class MemoryStore(SQLAlchemyChatStore):
                 f"A read-only store needs the address of an existing database; {self!r} is in memory, or was not used "
                 "yet. Pass async_database_uri, or put a message into a memory that is not temporary first."
             )
-        reader = MemoryStore(
-            database.url.render_as_string(hide_password=False),
-            self.table_name,
-            db_schema=self.db_schema,
-            operation_timeout=self.operation_timeout,
-            pool_size=self.pool_size,
-        )
+        uri = database.url.render_as_string(hide_password=False)
+        reader = MemoryStore(**{**self._settings, "async_database_uri": uri})
         # With the keys.
         reader.database.tables = database.tables
         reader.database.set_up = "SET default_transaction_read_only = on"
@@ -552,19 +527,16 @@ class MemoryStore(SQLAlchemyChatStore):
             )
         since = time.time_ns() - int(days * _DAY_NANOSECONDS)
         counts = Counter(messages=0, facts=0, unread=0)
-        for info in await self.sessions():
-            # Only a session with old messages is locked.
-            if _is_due(info, since, messages, session_ids):
+        due = await self.database.run(
+            lambda tx: tx.scalars(SELECT_DUE, last=since, limit=messages), writes=False
+        )
+        for key in due:
+            if session_ids is None or key in session_ids:
                 deleted = await self.database.run(
-                    retain_messages,
-                    info.session_id,
-                    since,
-                    messages,
-                    unread=unread,
-                    sessions=[info.session_id],
+                    retain_messages, key, since, messages, unread=unread, sessions=[key]
                 )
                 counts.update(deleted)
-                self.cache.drop([info.session_id])
+                self.cache.drop([key])
         if vacuum:
             await self.vacuum()
         return dict(counts)
@@ -633,15 +605,6 @@ class MemoryStore(SQLAlchemyChatStore):
             return False
 
 
-@lru_cache
-def warn_of_unused() -> None:
-    """Log a warning, once in a process, about a memory that no run was given."""
-    logger.warning(
-        "A memory was closed that nothing was put into or read from. FunctionAgent(memory=...) is ignored by "
-        "LlamaIndex: pass the memory to each run, `await agent.run(question, memory=memory)`."
-    )
-
-
 def _read_data(tx: Transaction) -> list[Row]:
     result = tx.execute(_SELECT_DATA).mappings()
     return [dict(row) for row in result]
@@ -652,12 +615,6 @@ def _statuses_of(status: MessageStatus | None) -> Sequence[str]:
     return ALL_STATUSES if status is None else [status.value]
 
 
-def _is_due(
-    info: SessionInfo, since: int, most: int, session_ids: Collection[str] | None
-) -> bool:
-    """Return whether a selected session has a message from before ``since``, or more messages than ``most``."""
-    if session_ids is not None and info.session_id not in session_ids:
-        return False
-    if info.messages > most:
-        return True
-    return info.first_at is not None and info.first_at.timestamp() * 1e9 < since
+def _plan_of(status: MessageStatus) -> Plan | None:
+    """Return which messages a write moves into the log: all, or none for new active messages."""
+    return len if status == MessageStatus.ARCHIVED else None

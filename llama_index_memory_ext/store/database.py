@@ -21,7 +21,6 @@ from llama_index_memory_ext.background.locks import (
     lock_for,
     thread_lock,
 )
-from llama_index_memory_ext.background.recent import Recent
 from llama_index_memory_ext.background.threads import Job, pending, threads_for
 from llama_index_memory_ext.errors import StoreError, StoreTimeoutError
 from llama_index_memory_ext.store import address, versions
@@ -30,7 +29,7 @@ from llama_index_memory_ext.store.schema import tables_for
 from llama_index_memory_ext.store.transaction import Transaction
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Hashable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -106,11 +105,10 @@ class Database:
         self.set_up = ""
         # Held to open and to close the engine.
         self._guard = thread_lock()
-        # The claims of owners that were stored in an epoch of a session. They hold until
-        # the epoch changes.
-        self.claims: Recent[Hashable, bool] = Recent(10_000)
         # Whether all tables exist.
         self._is_ready = False
+        # The file in which the tables were.
+        self._file_id = 0
         # Whether a database in memory was closed.
         self.is_gone = False
         self._threads = threads_for(place, self._pool_size, self)
@@ -145,29 +143,22 @@ class Database:
         if not self._is_ready:
             await self._open()
 
-        claims: list[Hashable] = []
-
         def step(conn: Connection) -> T:
-            transaction = Transaction(conn, self.tables, self.claims)
+            transaction = Transaction(conn, self.tables)
             with closing(transaction):
                 transaction.lock(sessions, users)
-                if writes and not transaction.epochs:
+                if writes and not sessions:
                     # Another program may have changed the key. The locks of sessions
                     # check it, too. ``mark`` waits for all locks.
                     transaction.check_key()
-                result = function(transaction, *args, **options)
-            claims.extend(transaction.claims)
-            return result
+                return function(transaction, *args, **options)
 
         # As callers know the function: "KeptVectors.write".
         name = function.__qualname__.partition(".<locals>")[0].replace("._", ".")
         locks = self._locks_for(sessions, users, writes=writes)
-        result = await self._call(
+        return await self._call(
             step, name, seconds, locks, writes=writes, in_transaction=in_transaction
         )
-        for claim in claims:
-            self.claims.put(claim, value=True)
-        return result
 
     async def read_version(self) -> int | None:
         """As ``MemoryStore.read_schema_version``."""
@@ -189,7 +180,7 @@ class Database:
         while self._is_pending() and time.monotonic() <= end:  # noqa: ASYNC110 - jobs end in threads
             await asyncio.sleep(LOOK_SECONDS)
         if self._lent is None:
-            self.is_gone = self.in_memory and "mode" not in self.url.query
+            self.is_gone = self.in_memory
             await asyncio.to_thread(self._close)
 
     def _is_pending(self) -> bool:
@@ -239,6 +230,7 @@ class Database:
         except StoreError:
             self._close()
             raise
+        self._file_id = address.file_id(self.url)
         self._is_ready = True
 
     def _check_tables(self, conn: Connection) -> bool:
@@ -344,6 +336,14 @@ class Database:
                     f"The parent process was still using {self.shown_uri} {FORK_SECONDS:g} s after this process was "
                     "to be forked from it, so that SQLite cannot lock the file here. Nothing was read or written. Fork "
                     'while no long call is under way, or start processes by "spawn".'
+                )
+            if self._is_ready and self._file_id != address.file_id(self.url):
+                # Connections would go on with the deleted file.
+                self._close()
+                raise StoreError(
+                    f"The file of {self.shown_uri} was deleted or replaced while this program used it: its rows are "
+                    "lost, and this call has stored nothing. Restore the file from a copy; the next call opens the "
+                    "file that is there, or makes an empty one."
                 )
             if self.engine is None:
                 if self.is_gone:

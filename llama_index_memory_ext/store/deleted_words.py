@@ -5,25 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from llama_index_memory_ext.fact import without_reasons
-from llama_index_memory_ext.store.changes import (
-    is_copy,
-    only_ending,
-    without_deleted_source,
-    without_words,
-)
+from llama_index_memory_ext.fact import ONLY_ENDS, Fact, utc_now, without_reasons
 from llama_index_memory_ext.store.fact_rows import (
     delete_with_vectors,
     parse_facts,
     put_facts,
     select_facts,
 )
-from llama_index_memory_ext.store.readers import lines_of_session
+from llama_index_memory_ext.store.readers import text_of_session
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.store.transaction import Transaction
 
 
@@ -73,30 +66,22 @@ UNION SELECT namespace FROM {facts} WHERE namespace {in_read_by}
 """
 
 
-def lose_words(
-    tx: Transaction,
-    session_id: str,
-    remaining: set[int],
-    neighbors: set[int],
-) -> int:
+def lose_words(tx: Transaction, session_id: str, remaining: set[int]) -> int:
     """Take the words of deleted messages from facts; return the number of changed facts.
 
-    The text around a quote may hold the messages beside it. So a fact of the
-    ``neighbors`` of deleted rows loses that text, too. A fact without a remaining
-    row has no session.
+    The text around a quote may hold words of the messages beside it. A fact without a
+    ``remaining`` row has no session.
     """
+    text = text_of_session(tx, session_id)
     changed: dict[str, list[Fact]] = {}
     result = tx.execute(_SELECT_FACTS_OF_SESSION, session_id=session_id)
     for row in result.all():
-        facts = changed.setdefault(row.namespace, [])
-        fact = parse_facts(tx, row.namespace, [row]).get(row.id)
-        if fact is None or not fact.message_ids:
-            continue
-        ids = fact.message_ids
-        lost_message = not remaining.issuperset(ids)
-        between = range(min(ids), max(ids) + 1)
-        if lost_message or not neighbors.isdisjoint(between):
-            facts.append(without_words(fact, session_id, remaining))
+        for fact in parse_facts(tx, row.namespace, [row]).values():
+            remaining_fact = without_deleted_source(fact, text)
+            if not remaining.issuperset(fact.message_ids):
+                remaining_fact = without_words(fact, session_id, remaining)
+            if remaining_fact != fact:
+                changed.setdefault(row.namespace, []).append(remaining_fact)
     tx.lock((), changed)
     for namespace, facts in changed.items():
         put_facts(tx, namespace, facts)
@@ -131,13 +116,13 @@ def forget_words(
     )
     namespaces = set(reached).difference(own)
     tx.lock((), {*own, *namespaces})
-    lines = {}
+    texts = {}
     if namespaces:
         for key in sessions:
-            lines[key] = lines_of_session(tx, key)
+            texts[key] = text_of_session(tx, key)
     counts: Counter[str] = Counter()
     for namespace in namespaces:
-        counts.update(_forget_words_in(tx, namespace, user, contents, lines))
+        counts.update(_forget_words_in(tx, namespace, user, contents, texts))
     return counts
 
 
@@ -146,12 +131,12 @@ def _forget_words_in(
     namespace: str,
     user: DeletedUser,
     contents: Mapping[str, str | None],
-    lines: Mapping[str, Collection[str]],
+    texts: Mapping[str, str],
 ) -> Counter[str]:
     """Delete the facts of a user's words from one namespace; return their numbers by kind.
 
     ``contents``: the facts of these words, by their ids; None for a fact that
-    cannot be decrypted. ``lines``: the lines that remain in each session of the
+    cannot be decrypted. ``texts``: the text that remains in each session of the
     user.
     """
     rows = select_facts(tx, namespace)
@@ -167,10 +152,56 @@ def _forget_words_in(
     for row in rows:
         if row.id in stored and row.id not in deleted:
             fact = without_reasons(stored[row.id], deleted, is_team=is_team)
-            fact = without_deleted_source(fact, lines.get(row.session_id))
+            fact = without_deleted_source(fact, texts.get(row.session_id))
             if fact != stored[row.id]:
                 changed.append(fact)
     put_facts(tx, namespace, changed)
     if deleted:
         return delete_with_vectors(tx, namespace, deleted)
     return Counter()
+
+
+def is_copy(
+    fact_id: str, facts: Mapping[str, Fact], contents: Mapping[str, str | None]
+) -> bool:
+    """Return whether a fact has the id and the content of a fact of ``contents``.
+
+    A content that cannot be read counts as the same.
+    """
+    if fact_id not in facts:
+        return fact_id in contents
+    return contents.get(fact_id, "") in (None, facts[fact_id].content)
+
+
+def without_words(fact: Fact, session_id: str, remaining: Collection[int]) -> Fact:
+    """Return a fact with its remaining messages, and without the words around its quote."""
+    ids = tuple(row_id for row_id in fact.message_ids if row_id in remaining)
+    return fact.model_copy(
+        update={
+            "quote": fact.quote if ids == fact.message_ids else "",
+            "source": "",
+            "words_deleted_at": utc_now(),
+            "message_ids": ids,
+            "session_id": session_id if ids else None,
+        }
+    )
+
+
+def without_deleted_source(fact: Fact, text: str | None) -> Fact:
+    """Return a fact without its ``source`` if that has a line that the text of its session has not; None: no text."""
+    lines = fact.source.splitlines()
+    if text is None or all(line in text for line in lines):
+        return fact
+    return fact.model_copy(update={"source": "", "words_deleted_at": utc_now()})
+
+
+def only_ending(facts: Mapping[str, Fact], deleted: Collection[str]) -> set[str]:
+    """Return the facts that only end one of the deleted facts: each repeats the content of the fact that it ends."""
+    contents = tuple(
+        fact.content for fact_id, fact in facts.items() if fact_id in deleted
+    )
+    ending = set()
+    for fact in facts.values():
+        if fact.said_as == ONLY_ENDS and fact.content.endswith(contents):
+            ending.add(fact.id)
+    return ending

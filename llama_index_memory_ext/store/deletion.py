@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from bisect import bisect
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,7 +11,7 @@ from llama_index.core.base.llms.types import MessageRole
 from llama_index_memory_ext.store.deleted_words import forget_words, lose_words
 from llama_index_memory_ext.store.log import delete_rows
 from llama_index_memory_ext.store.owners import readers_of_facts
-from llama_index_memory_ext.store.readers import rows_by_id, sessions_of_user
+from llama_index_memory_ext.store.readers import sessions_of_user
 from llama_index_memory_ext.store.schema import TABLES
 from llama_index_memory_ext.store.tables import (
     ACTIVE,
@@ -21,7 +20,6 @@ from llama_index_memory_ext.store.tables import (
     WITHOUT_USER,
     vectors_namespace,
 )
-from llama_index_memory_ext.text.turns import spoken
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -30,11 +28,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Among so many rows of a session, at least one has words.
-_NEARBY_ROWS = 50
-
 _SELECT_TURNS = """
 SELECT id, role, timestamp, status, user_id FROM {rows} WHERE key = :key ORDER BY id
+"""
+# The sessions that retention locks. An unknown time is 0.
+SELECT_DUE = """
+SELECT key FROM {rows} GROUP BY key HAVING MIN(timestamp) BETWEEN 1 AND :last OR COUNT(*) > :limit
 """
 _SELECT_READ = """
 SELECT COALESCE(MIN(position), :last_id) AS position FROM {cursors} WHERE key = :key AND reader {in_names}
@@ -44,19 +43,15 @@ _SELECT_OWNERS = "SELECT key, user_id, kind FROM {owners} WHERE key {in_names}"
 _DELETE_OWNER = "DELETE FROM {owners} WHERE key = :key AND user_id = :user_id"
 _DELETE_READERS = "DELETE FROM {cursors} WHERE key = :key AND reader {in_names}"
 # Statements with the kinds of the rows that they delete.
-_DELETE_SESSIONS = (
-    ("messages", "DELETE FROM {rows} WHERE key {in_names}"),
-    ("cursors", "DELETE FROM {cursors} WHERE key {in_names}"),
-    ("cursors", "DELETE FROM {owners} WHERE key {in_names}"),
-    ("message ids", "DELETE FROM {message_ids} WHERE key {in_names}"),
-    ("sessions", "DELETE FROM {sessions} WHERE key {in_names}"),
-)
-_DELETE_NAMESPACES = (
-    ("facts", "DELETE FROM {facts} WHERE namespace {in_names}"),
-    ("users", "DELETE FROM {users} WHERE namespace {in_names}"),
-)
-_DELETE_VECTORS = (
-    ("embeddings", "DELETE FROM {embeddings} WHERE namespace {in_names}"),
+_DELETIONS = (
+    ("messages", "DELETE FROM {rows} WHERE key {in_keys}"),
+    ("cursors", "DELETE FROM {cursors} WHERE key {in_keys}"),
+    ("cursors", "DELETE FROM {owners} WHERE key {in_keys}"),
+    ("message ids", "DELETE FROM {message_ids} WHERE key {in_keys}"),
+    ("sessions", "DELETE FROM {sessions} WHERE key {in_keys}"),
+    ("facts", "DELETE FROM {facts} WHERE namespace {in_namespaces}"),
+    ("users", "DELETE FROM {users} WHERE namespace {in_namespaces}"),
+    ("embeddings", "DELETE FROM {embeddings} WHERE namespace {in_vectors}"),
 )
 # A server skips a table that the user may not vacuum. It says so in a notice, which
 # drivers do not hand on.
@@ -90,17 +85,19 @@ def retain_messages(
     """
     rows = tx.execute(_SELECT_TURNS, key=key).all()
     last = LAST_ID if unread else _read_by_all(tx, key)
-    turns = _past_turns(rows)
-    surplus = len(rows) - most
-    ids = _due_ids(turns, since, surplus, last)
-    unread_rows = len(_due_ids(turns, since, surplus, LAST_ID)) - len(ids)
+    ids: list[int] = []
+    unread_rows = 0
+    for turn in _due_turns(_past_turns(rows), since, len(rows) - most):
+        if turn[-1].id <= last:
+            ids.extend(row.id for row in turn)
+        else:
+            unread_rows += len(turn)
     if not ids:
         tx.rollback()
         return {"unread": unread_rows}
     remaining = {row.id for row in rows}.difference(ids)
     delete_rows(tx, key, ids)
-    neighbors = _neighbors(tx, key, ids, sorted(remaining))
-    changed = lose_words(tx, key, remaining, neighbors)
+    changed = lose_words(tx, key, remaining)
     return {"messages": len(ids), "facts": changed, "unread": unread_rows}
 
 
@@ -112,24 +109,6 @@ def _read_by_all(tx: Transaction, key: str) -> int:
         _SELECT_READ, key=key, names=readers, last_id=LAST_ID
     ).scalar_one()
     return last_read
-
-
-def _neighbors(
-    tx: Transaction, key: str, ids: Sequence[int], remaining: Sequence[int]
-) -> set[int]:
-    """Return the nearest rows with words before and behind deleted rows.
-
-    The text around their quotes may hold deleted words.
-    """
-    neighbors = set()
-    groups = {bisect(remaining, row_id): row_id for row_id in ids}
-    for place, row_id in groups.items():
-        nearby = remaining[max(place - _NEARBY_ROWS, 0) : place + _NEARBY_ROWS]
-        rows = rows_by_id(tx, key, nearby)
-        with_words = [row.id for row in rows if spoken(row.message)]
-        middle = bisect(with_words, row_id)
-        neighbors.update(with_words[max(middle - 1, 0) : middle + 1])
-    return neighbors
 
 
 # ---- sessions and users ----
@@ -155,13 +134,10 @@ def forget_user(
     # A session without a user has facts in a separate namespace.
     namespaces = {user_id}
     staying: dict[str, set[str]] = {key: set() for key in sessions}
-    owned_sessions = set()
     for owner in tx.execute(_SELECT_OWNERS, names=list(sessions)):
-        if owner.user_id == user_id:
-            owned_sessions.add(owner.key)
-        elif owner.kind == WITHOUT_USER:
+        if owner.kind == WITHOUT_USER:
             namespaces.add(owner.user_id)
-        else:
+        elif owner.user_id != user_id:
             staying[owner.key].add(owner.user_id)
     counts: Counter[str] = Counter()
     keys = set(sessions)
@@ -171,7 +147,7 @@ def forget_user(
         readers = readers_of_facts(tx, key, user_id)
         deleted = tx.execute(_DELETE_READERS, key=key, names=readers)
         counts["cursors"] += deleted.rowcount
-        if key in owned_sessions:
+        if key in owned:
             counts.update(_delete_turns(tx, key, user_id))
         else:
             # The caller has named the session, but the user does not own it.
@@ -200,15 +176,13 @@ def _delete(
     counts: Counter[str],
 ) -> dict[str, int]:
     """Delete whole sessions and namespaces; return the ``counts`` of all deleted rows by kind."""
-    of_vectors = [*namespaces, *map(vectors_namespace, keys)]
-    for statements, names in (
-        (_DELETE_SESSIONS, keys),
-        (_DELETE_NAMESPACES, namespaces),
-        (_DELETE_VECTORS, of_vectors),
-    ):
-        for kind, statement in statements:
-            deleted = tx.execute(statement, names=list(names))
-            counts[kind] += deleted.rowcount
+    names = {
+        "keys": list(keys),
+        "namespaces": list(namespaces),
+        "vectors": [*namespaces, *map(vectors_namespace, keys)],
+    }
+    for kind, statement in _DELETIONS:
+        counts[kind] += tx.execute(statement, **names).rowcount
     return {
         kind: counts[kind] for kind in ("messages", "cursors", "facts", "embeddings")
     }
@@ -219,9 +193,10 @@ def _namespaces_that_read(tx: Transaction, keys: Collection[str]) -> set[str]:
     namespaces = set()
     for reader in tx.scalars(_SELECT_READERS, names=list(keys)):
         # The namespace follows " of ", and may itself hold these characters.
-        parts = reader.split(" of ")
-        for i in range(1, len(parts)):
-            namespaces.add(" of ".join(parts[i:]))
+        _, _, namespace = reader.partition(" of ")
+        while namespace:
+            namespaces.add(namespace)
+            _, _, namespace = namespace.partition(" of ")
     return namespaces
 
 
@@ -244,25 +219,25 @@ def _past_turns(rows: Sequence[Any]) -> list[list[Any]]:
         if not turns or row.role == MessageRole.USER.value:
             turns.append([])
         turns[-1].append(row)
-    current = [turn for turn in turns if any(row.status == ACTIVE for row in turn)]
-    return turns[: turns.index(current[0])] if current else turns
+        if row.status == ACTIVE:
+            return turns[:-1]
+    return turns
 
 
-def _due_ids(
-    turns: Sequence[Sequence[Any]], since: int, surplus: int, last: int
-) -> list[int]:
-    """Return the rows of the turns that have a row from before ``since``, or begin in the first ``surplus`` rows.
+def _due_turns(
+    turns: Sequence[Sequence[Any]], since: int, surplus: int
+) -> list[Sequence[Any]]:
+    """Return the turns that have a row from before ``since``, or begin in the first ``surplus`` rows.
 
-    Turns behind the row ``last`` are left out. A younger turn stays, although old messages were imported behind it.
+    A younger turn stays, although old messages were imported behind it.
     """
-    ids: list[int] = []
+    due = []
     count = 0
     for turn in turns:
-        is_due = count < surplus or any(row.timestamp < since for row in turn)
-        if is_due and turn[-1].id <= last:
-            ids.extend(row.id for row in turn)
+        if count < surplus or any(row.timestamp < since for row in turn):
+            due.append(turn)
         count += len(turn)
-    return ids
+    return due
 
 
 # ---- files ----

@@ -46,16 +46,14 @@ class Cipher:
                 "Expected encryption_key, or encrypt and decrypt together; saw another combination of the three. "
                 "Leave out encryption_key, or both functions."
             )
-        self.is_set = not (key is None and encrypt is None)
+        if key is not None:
+            ciphers = _ciphers_of(key)
+            encrypt = partial(_encrypt_by, ciphers[0])
+            decrypt = partial(_decrypt_by, ciphers)
+        self.is_set = encrypt is not None
         # The last mark that was checked; most calls see it again.
         self._checked_mark = ""
         self._functions = {"encrypt": encrypt, "decrypt": decrypt}
-        if key is not None:
-            ciphers = _ciphers_of(key)
-            self._functions = {
-                "encrypt": partial(_encrypt_by, ciphers[0]),
-                "decrypt": partial(_decrypt_by, ciphers),
-            }
 
     def encrypt(self, value: Any) -> dict[str, str]:
         """Return a JSON value as it is stored, encrypted with the newest key.

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index_memory_ext.agent_view import SHARED_FACTS, AgentView
 from llama_index_memory_ext.errors import FactError
-from llama_index_memory_ext.store.changes import mark_edited_facts, merge_facts
+from llama_index_memory_ext.fact import Fact, duplicate_key, mark_edited, retire
 from llama_index_memory_ext.store.fact_rows import (
     PAGE_FACTS,
     delete_with_vectors,
@@ -19,7 +18,6 @@ from llama_index_memory_ext.store.fact_rows import (
 from llama_index_memory_ext.store.readers import (
     existing_sessions,
     find_rows,
-    move_cursor,
     rows_by_id,
 )
 from llama_index_memory_ext.store.transaction import (
@@ -32,12 +30,9 @@ from llama_index_memory_ext.text.turns import spoken
 from llama_index_memory_ext.words import visible
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.store.database import Database
-    from llama_index_memory_ext.store.rows import LogPage
-    from llama_index_memory_ext.text.messages import Json
 
     Changed = Callable[[Mapping[str, Fact]], Sequence[Fact]]
 
@@ -90,10 +85,18 @@ def write_facts(
     tx: Transaction,
     namespace: str,
     facts: Sequence[Fact],
-    seen: FactChanges | None,
-    view: AgentView,
+    seen: FactChanges | None = None,
+    *,
+    view: AgentView = SHARED_FACTS,
 ) -> bool:
-    """As ``Facts.write``."""
+    """Store facts; a fact with a stored id replaces the stored one.
+
+    With ``seen``, changes that were stored since stay. False, and nothing is stored, if
+    facts were deleted since.
+
+    Raises:
+        FactError: The stored fact belongs to another agent.
+    """
     if seen is not None:
         # A user without facts has no epoch, so a deletion of the messages changes none.
         if seen.epoch == 0 and not _are_said(tx, facts):
@@ -101,16 +104,15 @@ def write_facts(
             return False
         return _merge(tx, namespace, facts, seen, view)
     rows = select_facts(tx, namespace, ids=[fact.id for fact in facts])
-    facts = mark_edited_facts(facts, parse_facts(tx, namespace, rows))
-    agents = {row.id: row.agent_id or None for row in rows}
-    hidden = sum(not view.sees(agent) for agent in agents.values())
+    hidden = sum(not view.sees(row.agent_id or None) for row in rows)
     if hidden:
         raise FactError(
             f"{hidden} of {len(facts)} facts have the ids of facts that belong to another agent of this user. "
             "Store them with a memory of that agent, or without their ids. Nothing was stored."
         )
-    moved = any(agents.get(fact.id, fact.agent_id) != fact.agent_id for fact in facts)
-    put_facts(tx, namespace, facts, moved=moved)
+    stored = parse_facts(tx, namespace, rows)
+    edited = [mark_edited(fact, stored.get(fact.id, fact)) for fact in facts]
+    _put_over(tx, namespace, edited, stored)
     return True
 
 
@@ -138,9 +140,19 @@ def change_facts(
     """
     stored = parse_facts(tx, namespace, select_facts(tx, namespace, view, ids=ids))
     facts = changed(stored)
+    _put_over(tx, namespace, facts, stored)
+    return facts
+
+
+def _put_over(
+    tx: Transaction,
+    namespace: str,
+    facts: Sequence[Fact],
+    stored: Mapping[str, Fact],
+) -> None:
+    """Store facts in place of the ``stored`` facts with their ids."""
     moved = any(stored.get(fact.id, fact).agent_id != fact.agent_id for fact in facts)
     put_facts(tx, namespace, facts, moved=moved)
-    return facts
 
 
 def delete_facts(
@@ -195,23 +207,26 @@ def write_extracted(
     facts: Sequence[Fact],
     seen: FactChanges,
     view: AgentView,
-    cursor: Mapping[str, Any],
+    move: Callable[[Transaction], bool],
 ) -> bool:
-    """Store extracted facts, and move the cursor of their reader, as ``Facts.write_extracted``."""
-    return _merge(tx, namespace, facts, seen, view) and move_cursor(tx, **cursor)
+    """Store the facts of rows, and ``move`` the reader's cursor past these rows: all or nothing.
+
+    Changes that were stored since ``seen`` are neither repeated nor undone. False, and
+    nothing is stored, if the cursor was moved, or messages or facts were deleted
+    meanwhile.
+    """
+    return _merge(tx, namespace, facts, seen, view) and move(tx)
 
 
-def _link_facts(tx: Transaction, namespace: str, facts: Iterable[Fact]) -> list[Fact]:
+def _link_facts(tx: Transaction, namespace: str, facts: Collection[Fact]) -> list[Fact]:
     """Return the facts, each with the ids of the rows that have its quote; () if no row has it."""
-    texts: dict[str, dict[int, str]] = {}
+    sessions = {fact.session_id or "" for fact in facts if fact.quote}
+    texts = {key: _texts_in(tx, namespace, key) for key in sessions}
     linked = []
     for fact in facts:
         rows: tuple[int, ...] = ()
-        session_id = fact.session_id
-        if session_id and fact.quote:
-            if session_id not in texts:
-                texts[session_id] = _texts_in(tx, namespace, session_id)
-            rows = _rows_of(fact, texts[session_id])
+        if fact.quote:
+            rows = _rows_of(fact, texts[fact.session_id or ""])
         linked.append(fact.model_copy(update={"message_ids": rows}))
     return linked
 
@@ -239,8 +254,7 @@ def _rows_of(fact: Fact, texts: Mapping[int, str]) -> tuple[int, ...]:
     lines = [line for line in fact.source.splitlines() if start in line]
     rows = []
     for row_id, text in texts.items():
-        is_source = any(line in text for line in lines or [start])
-        if fact.quote in text and is_source:
+        if fact.quote in text and any(line in text for line in lines or [start]):
             rows.append(row_id)
     return tuple(rows)
 
@@ -248,8 +262,13 @@ def _rows_of(fact: Fact, texts: Mapping[int, str]) -> tuple[int, ...]:
 def import_facts(
     tx: Transaction, namespace: str, facts: Sequence[Fact], view: AgentView
 ) -> None:
-    """Store imported facts with the rows that have their quotes, as ``Facts.import_facts``."""
-    write_facts(tx, namespace, _link_facts(tx, namespace, facts), None, view)
+    """As ``write_facts``; each fact gets the rows of its session that have its quote.
+
+    The row ids of another database mean nothing here, so quotes find the messages.
+    """
+    sessions = {fact.session_id or "" for fact in facts}
+    tx.lock(existing_sessions(tx, sessions), [namespace])
+    write_facts(tx, namespace, _link_facts(tx, namespace, facts), view=view)
 
 
 def link_session(tx: Transaction, session_id: str) -> None:
@@ -267,6 +286,47 @@ def link_session(tx: Transaction, session_id: str) -> None:
         put_facts(tx, namespace, [fact for fact in linked if fact.message_ids])
 
 
+def merge_facts(facts: Sequence[Fact], newer: Mapping[str, Fact]) -> list[Fact]:
+    """Return the extracted facts to store beside the ``newer`` facts, stored since the extraction began.
+
+    A fact with the content of a newer fact is not stored again.
+    """
+    ids_by_content = {
+        duplicate_key(fact.content): fact.id
+        for fact in newer.values()
+        if not fact.retired
+    }
+    stored_ids = {
+        fact.id: ids_by_content.get(duplicate_key(fact.content), fact.id)
+        for fact in facts
+    }
+    merged = []
+    for fact in facts:
+        stored = newer.get(fact.id)
+        replaced_by = stored_ids.get(fact.replaced_by or "", fact.replaced_by)
+        if stored is None:
+            if stored_ids[fact.id] == fact.id:
+                merged.append(fact.model_copy(update={"replaced_by": replaced_by}))
+        elif retires(fact, stored):
+            merged.append(
+                retire(
+                    stored,
+                    fact.retired_reason or "",
+                    fact.updated_at,
+                    replaced_by,
+                    by=fact.retired_by,
+                )
+            )
+    return merged
+
+
+def retires(fact: Fact, stored: Fact) -> bool:
+    """Return whether an extracted fact retires its stored version; the user's own request always does."""
+    if stored.pinned or not fact.retired:
+        return False
+    return not stored.retired or fact.retired_by == "request"
+
+
 class Facts:
     """The facts of a store. A ``view`` selects agents; facts of another agent are neither read nor changed."""
 
@@ -275,93 +335,14 @@ class Facts:
 
     read = reads(read_facts)
     change = writes_user(change_facts)
+    write = writes_user(write_facts)
     delete = writes_user(delete_facts)
     count_by_user = reads(count_facts)
     link_session = writes_session(link_session)
-    _existing = reads(existing_sessions)
-
-    async def write(
-        self,
-        namespace: str,
-        facts: Sequence[Fact],
-        seen: FactChanges | None = None,
-        *,
-        view: AgentView = SHARED_FACTS,
-    ) -> bool:
-        """Store facts in one transaction; a fact with a stored id replaces the stored one.
-
-        With ``seen``, changes that were stored since stay. False, and nothing is
-        stored, if facts were deleted since. The call may take the ``operation_timeout``
-        once for each ``PAGE_FACTS`` facts.
-
-        Raises:
-            FactError: The stored fact belongs to another agent.
-        """
-        return await self.database.run(
-            write_facts,
-            namespace,
-            facts,
-            seen,
-            view,
-            users=[namespace],
-            seconds=self._seconds_for(facts),
-        )
-
-    def _seconds_for(self, facts: Sequence[Fact]) -> float:
-        return self.database.seconds * max(math.ceil(len(facts) / PAGE_FACTS), 1)
-
-    async def write_extracted(
-        self,
-        namespace: str,
-        facts: Sequence[Fact],
-        seen: FactChanges,
-        *,
-        session_id: str,
-        reader: str,
-        unread: LogPage,
-        state: Json = None,
-        view: AgentView = SHARED_FACTS,
-    ) -> bool:
-        """Store the facts of rows, and move the reader's cursor past these rows, with its state: all or nothing.
-
-        The cursor never goes back. Changes that were stored since ``seen`` are neither
-        repeated nor undone. False, and nothing is stored, if the cursor was moved, or
-        messages or facts were deleted meanwhile.
-        """
-        cursor = {
-            "key": session_id,
-            "reader": reader,
-            "epoch": unread.epoch,
-            "old": unread.position,
-            "new": max(unread.position, unread.rows[-1].id),
-            "state": state,
-        }
-        return await self.database.run(
-            write_extracted,
-            namespace,
-            facts,
-            seen,
-            view,
-            cursor,
-            sessions=[session_id],
-            users=[namespace],
-        )
 
     async def import_facts(
         self, namespace: str, facts: Sequence[Fact], view: AgentView
     ) -> None:
-        """As ``write``; each fact gets the rows of its session that have its quote.
-
-        The row ids of another database mean nothing here, so quotes find the messages.
-        """
-        keys = {fact.session_id or "" for fact in facts}
-        sessions = await self._existing(list(keys))
-        await self.database.run(
-            import_facts,
-            namespace,
-            facts,
-            view,
-            sessions=sessions,
-            users=[namespace],
-            seconds=self._seconds_for(facts),
-        )
+        """Store imported facts, in the time of one call for each ``PAGE_FACTS`` facts."""
+        seconds = self.database.seconds * (len(facts) // PAGE_FACTS + 1)
+        await self.database.run(import_facts, namespace, facts, view, seconds=seconds)

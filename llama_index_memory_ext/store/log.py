@@ -84,9 +84,8 @@ _SELECT_SPAN = """
 SELECT COALESCE(MIN(id + 0), 0) AS first_id, COALESCE(MAX(id + 0), 0) AS last_id FROM {rows}
 WHERE key = :key AND id BETWEEN :first AND :last
 """
-_SELECT_TIMES = """
-SELECT timestamp, id FROM {rows}
-WHERE key = :key AND timestamp BETWEEN :first AND :last ORDER BY id
+_SELECT_LAST_IDS = """
+SELECT id FROM {rows} WHERE key = :key ORDER BY id + 0 DESC LIMIT :limit
 """
 _PUT_MESSAGE_ID = """
 INSERT INTO {message_ids} (key, message_id, row_id) VALUES (:key, :message_id, :row_id)
@@ -127,17 +126,6 @@ def archive_rows(tx: Transaction, key: str, last_id: int) -> None:
     tx.execute(_ARCHIVE_ROWS, key=key, last=last_id)
 
 
-def add_messages(
-    tx: Transaction, key: str, messages: Sequence[ChatMessage], status: str
-) -> None:
-    """As ``MemoryStore.add_messages``."""
-    new = new_messages(tx, key, messages)
-    if not messages:
-        tx.rollback()
-    archived = len(new) if status == ARCHIVED else 0
-    insert_messages(tx, key, new, archived=archived)
-
-
 def insert_messages(
     tx: Transaction,
     key: str,
@@ -157,10 +145,7 @@ def insert_messages(
         return []
     now = time.time_ns()
     roles = _roles_of(tx, key, messages)
-    speakers = {}
-    for row in replaced:
-        if user_id and row.user_id is not None:
-            speakers[_words_of(row.data)] = row.user_id
+    speakers = {_words_of(row.data): row.user_id for row in replaced if row.user_id}
     rows = []
     for i, message in enumerate(messages):
         data = storable(message)
@@ -280,13 +265,11 @@ def _roles_of(
     tx: Transaction, key: str, messages: Sequence[ChatMessage]
 ) -> Sequence[ChatMessage]:
     """Return the messages with the roles of ``with_code_results``, which may depend on the message before them."""
-    if not is_code_output(messages[0]):
-        return with_code_results(messages)
-    row = tx.execute(_SELECT_LAST_ROW, key=key).first()
-    if row is None:
-        return with_code_results(messages)
-    last = LogRow.from_query(tx, key, row).message
-    return with_code_results([last, *messages])[1:]
+    before = []
+    if is_code_output(messages[0]):
+        last_rows = tx.execute(_SELECT_LAST_ROW, key=key).all()
+        before = [LogRow.from_query(tx, key, row).message for row in last_rows]
+    return with_code_results([*before, *messages])[len(before) :]
 
 
 def _store_message_ids(tx: Transaction, key: str, rows: Sequence[Row]) -> None:
@@ -296,18 +279,11 @@ def _store_message_ids(tx: Transaction, key: str, rows: Sequence[Row]) -> None:
     ]
     if not any(message_ids):
         return
-    times = [row["timestamp"] for row in rows]
-    row_ids: dict[int, list[int]] = {}
-    for written in tx.execute(
-        _SELECT_TIMES, key=key, first=min(times), last=max(times)
-    ):
-        row_ids.setdefault(written.timestamp, []).append(written.id)
+    row_ids = tx.scalars(_SELECT_LAST_IDS, key=key, limit=len(rows))
     new_ids = []
-    # An earlier row may have the same time; the newest rows count.
-    for i in reversed(range(len(rows))):
-        row_id = row_ids[times[i]].pop()
-        if message_ids[i]:
-            new_ids.append({"key": key, "message_id": message_ids[i], "row_id": row_id})
+    for row_id, message_id in zip(row_ids, reversed(message_ids), strict=True):
+        if message_id:
+            new_ids.append({"key": key, "message_id": message_id, "row_id": row_id})
     tx.execute(_PUT_MESSAGE_ID, new_ids)
 
 

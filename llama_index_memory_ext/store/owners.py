@@ -39,9 +39,17 @@ INSERT INTO {rows} (key, status, timestamp, role, data, user_id)
 SELECT :new, 'archived', timestamp, role, data, user_id FROM {rows}
 WHERE key = :key AND id <= :last ORDER BY id
 """
-_SELECT_MESSAGE_IDS = "SELECT message_id, row_id FROM {message_ids} WHERE key = :key"
-_INSERT_MESSAGE_ID = """
-INSERT INTO {message_ids} (key, message_id, row_id) VALUES (:key, :message_id, :row_id)
+# The nth row of the session has its copy in the nth row of the new one.
+_COPY_MESSAGE_IDS = """
+INSERT INTO {message_ids} (key, message_id, row_id)
+SELECT :new, ids.message_id, copies.id FROM {message_ids} AS ids
+JOIN (
+    SELECT id, ROW_NUMBER() OVER (ORDER BY id) AS place FROM {rows} WHERE key = :key AND id <= :last
+) AS originals ON originals.id = ids.row_id
+JOIN (
+    SELECT id, ROW_NUMBER() OVER (ORDER BY id) AS place FROM {rows} WHERE key = :new
+) AS copies ON copies.place = originals.place
+WHERE ids.key = :key
 """
 _COPY_OWNERS = """
 INSERT INTO {owners} (key, user_id, kind)
@@ -129,7 +137,7 @@ def branch_session(
     if not row_ids:
         tx.rollback()
         return
-    _copy_message_ids(tx, key, new, row_ids)
+    tx.execute(_COPY_MESSAGE_IDS, key=key, new=new, last=last)
     tx.execute(_COPY_OWNERS, key=key, new=new)
     _copy_cursors(tx, key, new, row_ids)
 
@@ -154,18 +162,6 @@ def _copy_rows(tx: Transaction, key: str, new: str, last: int) -> dict[int, int]
     tx.execute(_COPY_ROWS, key=key, new=new, last=last)
     new_ids = tx.scalars(_SELECT_IDS, key=new, last=LAST_ID)
     return dict(zip(old_ids, new_ids, strict=True))
-
-
-def _copy_message_ids(
-    tx: Transaction, key: str, new: str, row_ids: Mapping[int, int]
-) -> None:
-    copies = [
-        {"key": new, "message_id": row.message_id, "row_id": row_ids[row.row_id]}
-        for row in tx.execute(_SELECT_MESSAGE_IDS, key=key)
-        if row.row_id in row_ids
-    ]
-    if copies:
-        tx.execute(_INSERT_MESSAGE_ID, copies)
 
 
 def _copy_cursors(

@@ -25,7 +25,7 @@ from llama_index_memory_ext.text.turns import spoken
 from llama_index_memory_ext.words import visible
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from llama_index_memory_ext.store.database import Database
     from llama_index_memory_ext.text.messages import Json
@@ -187,12 +187,10 @@ def sessions_of_user(tx: Transaction, user_id: str) -> list[str]:
     return tx.scalars(_SELECT_SESSIONS, user_id=user_id)
 
 
-def lines_of_session(tx: Transaction, key: str) -> frozenset[str]:
-    """Return the lines of all messages of a session, as the ``source`` of a fact holds them."""
-    lines = set()
-    for row in find_rows(tx, key):
-        lines.update(visible(spoken(row.message)).splitlines())
-    return frozenset(lines)
+def text_of_session(tx: Transaction, key: str) -> str:
+    """Return the texts of all messages of a session, as the ``source`` of a fact holds them."""
+    rows = find_rows(tx, key)
+    return "\n".join(visible(spoken(row.message)) for row in rows)
 
 
 def read_snapshot(
@@ -363,7 +361,6 @@ def register_readers(tx: Transaction, key: str, readers: Sequence[str]) -> None:
 def renew_session(tx: Transaction, key: str) -> None:
     """Give a session a new epoch, so that its readers read it again."""
     tx.execute(_RENEW_SESSION, key=key, epoch=time.time_ns())
-    tx.epochs.pop(key, None)
 
 
 def is_current(
@@ -419,7 +416,7 @@ def has_session(tx: Transaction, key: str) -> bool:
     return bool(tx.execute(_HAS_SESSION, key=key).scalar())
 
 
-def existing_sessions(tx: Transaction, keys: Sequence[str]) -> list[str]:
+def existing_sessions(tx: Transaction, keys: Collection[str]) -> list[str]:
     """Return these sessions without those in which no message was ever stored."""
     return [key for key in keys if has_session(tx, key)]
 

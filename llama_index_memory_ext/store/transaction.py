@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sqlite3
 import time
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
@@ -14,9 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import (
         Callable,
         Collection,
-        Container,
         Coroutine,
-        Hashable,
         Sequence,
     )
 
@@ -37,10 +34,8 @@ _SELECT_MARK = "SELECT encryption FROM {schema}"
 _LOCK_SESSION = """
 INSERT INTO {sessions} AS stored (key, epoch) VALUES (:key, :epoch)
 ON CONFLICT (key) DO UPDATE SET epoch = stored.epoch
+RETURNING (SELECT encryption FROM {schema}) AS mark
 """
-if sqlite3.sqlite_version_info >= (3, 35):
-    # This also reads the epoch and the mark, which older versions of SQLite cannot do.
-    _LOCK_SESSION += "RETURNING epoch, (SELECT encryption FROM {schema}) AS mark"
 _LOCK_USER = """
 INSERT INTO {users} AS stored (namespace, epoch, change) VALUES (:namespace, :epoch, 0)
 ON CONFLICT (namespace) DO UPDATE SET epoch = stored.epoch
@@ -48,24 +43,11 @@ ON CONFLICT (namespace) DO UPDATE SET epoch = stored.epoch
 
 
 class Transaction:
-    """A connection within ``Database.run``, for the statements of the store.
+    """A connection within ``Database.run``, for the statements of the store."""
 
-    ``epochs``: the epochs of the sessions that are locked.
-    ``claims``: the claims of owners that are stored with the transaction.
-    ``stored_claims``: the claims that were stored before.
-    """
-
-    def __init__(
-        self,
-        connection: sa.Connection,
-        tables: Tables,
-        stored_claims: Container[Hashable] = (),
-    ) -> None:
+    def __init__(self, connection: sa.Connection, tables: Tables) -> None:
         self.connection = connection
         self.tables = tables
-        self.epochs: dict[str, int] = {}
-        self.claims: list[Hashable] = []
-        self.stored_claims = stored_claims
         self._results: list[sa.CursorResult[Any]] = []
 
     def execute(
@@ -127,14 +109,15 @@ class Transaction:
         self.connection.rollback()
 
     def lock(self, sessions: Collection[str], users: Collection[str]) -> None:
-        """Lock sessions before users, each in order, so that no two writers wait for each other."""
+        """Lock sessions before users, each in order, so that no two writers wait for each other.
+
+        Raises:
+            EncryptionError: There is a session, and the database has another key.
+        """
         epoch = time.time_ns()
         for key in sorted(sessions):
-            result = self.execute(_LOCK_SESSION, key=key, epoch=epoch)
-            if result.returns_rows:
-                row = result.one()
-                self.tables.cipher.check_mark(row.mark)
-                self.epochs[key] = row.epoch
+            mark = self.execute(_LOCK_SESSION, key=key, epoch=epoch).scalar()
+            self.tables.cipher.check_mark(mark)
         for namespace in sorted(users):
             self.execute(_LOCK_USER, namespace=namespace, epoch=epoch)
 

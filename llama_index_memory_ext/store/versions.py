@@ -12,17 +12,12 @@ from llama_index_memory_ext.errors import StoreError
 from llama_index_memory_ext.store.schema import ADDED_COLUMNS, SCHEMA
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from llama_index_memory_ext.store.schema import Tables
 
 
 SCHEMA_VERSION = 7
-# The oldest version that is upgraded in place.
+# Tables of an earlier version get what they lack, from this version on.
 _OLDEST_VERSION = 7
-# The functions that change stored rows, by the version to which they upgrade, in order.
-# Missing tables, columns and indexes are made before, and need no function.
-UPGRADES: dict[int, Callable[[Connection, Tables], None]] = {}
 
 _SELECT_VERSION = "SELECT MAX(version) AS version FROM {schema}"
 _INSERT_VERSION = """
@@ -43,44 +38,31 @@ def supported_version_of(conn: Connection, tables: Tables) -> int | None:
     version = version_of(conn, tables)
     if version is None or _OLDEST_VERSION <= version <= SCHEMA_VERSION:
         return version
-    hint = "Use llama-index-memory-ext in a version at least as new as the one that made them."
-    if version < _OLDEST_VERSION:
-        hint = "Export messages and facts with the package that made them, and import them into a new database."
     raise StoreError(
-        f"The tables of {tables.name!r} have schema version {version}, and this package knows version "
-        f"{SCHEMA_VERSION}. {hint} Nothing was changed."
+        f"The tables of {tables.name!r} have schema version {version}, and this package knows the versions from "
+        f"{_OLDEST_VERSION} to {SCHEMA_VERSION}. Use a llama-index-memory-ext of the version that made them, or export "
+        "messages and facts with it, and import them into a new database. Nothing was changed."
     )
 
 
 def create_missing(conn: Connection, tables: Tables) -> None:
-    """Create the tables, columns and indexes that do not exist, upgrade the rows, and note the version."""
+    """Create the tables, columns and indexes that do not exist, and note the version."""
     # Another process may have created them since.
-    version = supported_version_of(conn, tables)
-    if version == SCHEMA_VERSION:
+    if supported_version_of(conn, tables) == SCHEMA_VERSION:
         return
-    db_schema = tables.db_schema
-    if db_schema is not None and not sa.inspect(conn).has_schema(db_schema):
-        conn.execute(CreateSchema(db_schema, if_not_exists=True))
-    _create_all(conn, tables)
-    for later, upgrade in UPGRADES.items():
-        if version is not None and version < later:
-            upgrade(conn, tables)
-    conn.execute(tables.sql(_INSERT_VERSION), {"version": SCHEMA_VERSION})
-    conn.execute(tables.sql(_DELETE_EARLIER), {"version": SCHEMA_VERSION})
-
-
-def _create_all(conn: Connection, tables: Tables) -> None:
-    """Create the tables, columns and indexes that do not exist."""
     inspector = sa.inspect(conn)
+    db_schema = tables.db_schema
+    if db_schema is not None and not inspector.has_schema(db_schema):
+        conn.execute(CreateSchema(db_schema, if_not_exists=True))
     for table, columns in ADDED_COLUMNS.items():
         name = tables.name_of(table)
-        existing = set(columns)
-        if inspector.has_table(name, tables.db_schema):
-            stored = inspector.get_columns(name, tables.db_schema)
-            existing = {column["name"] for column in stored}
-        for column in columns.keys() - existing:
-            conn.exec_driver_sql(
-                f"ALTER TABLE {tables.names[table]} ADD COLUMN {column} {columns[column]}"
-            )
+        if inspector.has_table(name, db_schema):
+            stored = inspector.get_columns(name, db_schema)
+            for column in columns.keys() - {column["name"] for column in stored}:
+                conn.exec_driver_sql(
+                    f"ALTER TABLE {tables.names[table]} ADD COLUMN {column} {columns[column]}"
+                )
     for statement in SCHEMA.split(";"):
         conn.exec_driver_sql(statement.format(**tables.names))
+    conn.execute(tables.sql(_INSERT_VERSION), {"version": SCHEMA_VERSION})
+    conn.execute(tables.sql(_DELETE_EARLIER), {"version": SCHEMA_VERSION})

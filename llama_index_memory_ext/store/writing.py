@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from llama_index_memory_ext.errors import MessageError
 from llama_index_memory_ext.store.facts import move_facts
 from llama_index_memory_ext.store.log import (
-    add_messages,
     archive_oldest,
     delete_all,
     delete_oldest,
@@ -117,7 +116,9 @@ def append_messages(
         if not (messages or stored):
             tx.rollback()
             return Appended()
-    user_id = _claim_once(tx, key, access, speakers, readers)
+    user_id = None
+    if access:
+        user_id = claim_session(tx, key, access, speakers, readers)
     if replace:
         rows = find_rows(tx, key)
         same = _count_same(rows, messages)
@@ -136,41 +137,16 @@ def append_messages(
     return Appended(len(messages), [*flushed, *new])
 
 
-def _claim_once(
-    tx: Transaction,
-    key: str,
-    access: SessionAccess | None,
-    speakers: Collection[str],
-    readers: Sequence[str],
-) -> str | None:
-    """Make the user an owner of the session, and return the user if the session has several; otherwise None.
-
-    A claim that this process has stored in this epoch of the session still holds, and
-    is not stored again.
-    """
-    if access is None:
-        return None
-    epoch = tx.epochs.get(key)
-    if not (access.shared or epoch is None):
-        claim = (key, epoch, access, *readers)
-        tx.claims.append(claim)
-        if claim in tx.stored_claims:
-            return None
-    if claim_session(tx, key, access, speakers, readers):
-        return access.user_id
-    return None
-
-
 def claim_session(
     tx: Transaction,
     key: str,
     access: SessionAccess,
     speakers: Collection[str],
     readers: Sequence[str],
-) -> bool:
+) -> str | None:
     """Make the user who opens a session, and its ``speakers``, its owners, and register their readers.
 
-    Return whether the session has several users. A session without a user becomes
+    Return the user if the session has several users; otherwise None. A session without a user becomes
     the session of its first user, with its facts.
 
     Raises:
@@ -198,7 +174,7 @@ def claim_session(
         # Readers begin again to show the name.
         renew_session(tx, key)
     register_readers(tx, key, readers)
-    return has_several
+    return access.user_id if has_several else None
 
 
 def _take_over(tx: Transaction, key: str, user_id: str) -> None:
@@ -273,7 +249,6 @@ class Log:
         self.database = database
 
     append = writes_session(append_messages)
-    add = writes_session(add_messages)
     delete_row = writes_session(delete_row)
     delete_all = writes_session(delete_all)
     delete_oldest = writes_session(delete_oldest)

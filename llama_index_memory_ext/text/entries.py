@@ -21,11 +21,9 @@ from llama_index_memory_ext.text.messages import (
     HIDDEN,
     REFUSAL_KEY,
     RESULT_ROLES,
-    SOURCES_KEYS,
     Counted,
     Json,
     calls_of,
-    fields_of,
 )
 from llama_index_memory_ext.words import CONTROLS
 
@@ -36,7 +34,7 @@ if TYPE_CHECKING:
 
 
 # The keys of ``additional_kwargs`` that an entry shows.
-_SHOWN_KEYS = frozenset({*CALL_KEYS, REFUSAL_KEY, *SOURCES_KEYS})
+_SHOWN_KEYS = frozenset({*CALL_KEYS, REFUSAL_KEY})
 INSTRUCTION_ROLES: frozenset[str] = frozenset(
     {MessageRole.SYSTEM, MessageRole.DEVELOPER}
 )
@@ -56,8 +54,6 @@ CLOSING = "</message>\n"
 # LlamaIndex's Memory counts these for a block that is not text.
 MEDIA_TOKENS = {"image": 256, "audio": 256, "video": 256, "document": 2048}
 
-# The fields of a source that a reader wants, by the names of several providers.
-_SOURCE_FIELDS = ("title", "document_title", "filename", "url", "cited_text")
 _NAME_CHARACTERS = 200
 _ROLE = "<message role="
 _UNSEEN = f"[\u200c\u200d{CONTROLS}]"
@@ -272,8 +268,7 @@ def _tag_pattern(tags: frozenset[str], opening: str = "<") -> re.Pattern[str]:
 def body_of(message: ChatMessage) -> str:
     """Return the texts and tool calls of a message and a mark for each medium; not escaped, without thinking.
 
-    Of its ``additional_kwargs`` only tool calls, a refusal and the sources of an answer
-    are shown.
+    Of its ``additional_kwargs`` only tool calls and a refusal are shown.
     """
     calls = []
     for call in calls_of(message):
@@ -287,7 +282,9 @@ def body_of(message: ChatMessage) -> str:
             lines += _block_lines(block)
     # The calls in ``additional_kwargs`` have no blocks.
     lines += calls
-    lines += _lines_in_kwargs(message.additional_kwargs)
+    refusal = message.additional_kwargs.get(REFUSAL_KEY)
+    if isinstance(refusal, str):
+        lines.append(refusal)
     return "\n".join(filter(None, lines))
 
 
@@ -319,32 +316,6 @@ def _medium_details(block: Json) -> str:
         if not detail.startswith("data:"):
             details += detail.split()
     return " ".join(details)
-
-
-def _lines_in_kwargs(kwargs: Mapping[str, Json]) -> Iterator[str]:
-    """Yield a refusal, and a line for each source of an answer."""
-    refusal = kwargs.get(REFUSAL_KEY)
-    if isinstance(refusal, str):
-        yield refusal
-    for key in SOURCES_KEYS:
-        sources = kwargs.get(key)
-        if not isinstance(sources, list):
-            continue
-        for source in sources:
-            text = _source_text(source)
-            if text:
-                yield f"[citation: {text}]"
-
-
-def _source_text(source: Json) -> str:
-    """Return a text as it is, or the texts in the known fields of a source; "" if there are none."""
-    if isinstance(source, str):
-        return source
-    fields = fields_of(source)
-    # OpenAI's Chat Completions have one more level.
-    fields = fields_of(fields.get("url_citation") or fields)
-    values = [fields.get(name) for name in _SOURCE_FIELDS]
-    return " ".join(value for value in values if isinstance(value, str) and value)
 
 
 def characters_of(message: ChatMessage) -> int:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.text.tokens import TokenCounter
 
 
+# Most tokens of a prompt for a model with an unknown or a wide window.
+DEFAULT_TOKEN_LIMIT = 60_000
 _BEFORE = "... "
 _AFTER = " ..."
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import re
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone, tzinfo
 from email.utils import parsedate_to_datetime
-from itertools import count
 from math import isfinite
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -96,7 +95,7 @@ def calls_of(message: ChatMessage) -> list[ToolCall]:
             calls.append(ToolCall(block.tool_call_id or "", block.tool_name, arguments))
     if calls:
         return calls
-    return [_parse_call(value) for _, value in _calls_in_kwargs(message)]
+    return list(map(_parse_call, _calls_in_kwargs(message)))
 
 
 def _parse_call(value: Json) -> ToolCall:
@@ -162,93 +161,56 @@ def tool_call_groups(messages: Iterable[M]) -> list[list[M]]:
 
 
 def complete_calls(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
-    """Return the messages without results that have no call and calls that have no result.
+    """Return the messages without results that have no call and calls that lack a result.
 
-    A call is removed from a copy of its message, and a message that is then empty is
-    left out. All other messages are the same objects. Only assistants make calls.
+    The text beside such a call stays, in a copy of its message. All other messages are
+    the same objects. Only assistants make calls.
     """
     complete = []
     for caller, *results in tool_call_groups(messages):
         if caller.role in RESULT_ROLES:
             continue
         calls = calls_of(caller)
-        pairs = {}
-        if caller.role in ASSISTANT_ROLES:
-            pairs = _pair_results(calls, results)
-        if len(pairs) == len(calls):
+        is_caller = caller.role in ASSISTANT_ROLES
+        if is_caller and _are_answered(calls, results):
+            complete += [caller, *results]
+        elif not calls:
             complete.append(caller)
         else:
-            copy = _with_calls(caller, set(pairs.values()))
-            if not has_content(copy):
-                continue
-            complete.append(copy)
-        complete += [result for i, result in enumerate(results) if i in pairs]
+            copy = _without_calls(caller)
+            if has_content(copy):
+                complete.append(copy)
     return complete
 
 
-def _pair_results(
-    calls: Sequence[ToolCall], results: Sequence[ChatMessage]
-) -> dict[int, int]:
-    """Return the index of the call of each result, by the index of the result.
-
-    Calls and results with equal ids are paired first. Then each remaining result gets
-    the next call, if the call or the result has no id.
-    """
-    result_ids = [
+def _are_answered(calls: Sequence[ToolCall], results: Sequence[ChatMessage]) -> bool:
+    """Return whether each call has a result and each result a call, by their ids or, without ids, by their number."""
+    call_ids = sorted(call.id for call in calls)
+    result_ids = sorted(
         str(result.additional_kwargs.get("tool_call_id") or "") for result in results
-    ]
-    unanswered = list(range(len(calls)))
-    pairs = {}
-    for is_pair in (_have_same_id, _lack_an_id):
-        for i, result_id in enumerate(result_ids):
-            if i in pairs:
-                continue
-            matching = (
-                index for index in unanswered if is_pair(calls[index].id, result_id)
-            )
-            index = next(matching, None)
-            if index is not None:
-                pairs[i] = index
-                unanswered.remove(index)
-    return pairs
+    )
+    if any(call_ids) and any(result_ids):
+        return call_ids == result_ids
+    return len(call_ids) == len(result_ids)
 
 
-def _have_same_id(call_id: str, result_id: str) -> bool:
-    return call_id == result_id != ""
-
-
-def _lack_an_id(call_id: str, result_id: str) -> bool:
-    return not (call_id and result_id)
-
-
-def _with_calls(message: ChatMessage, indexes: set[int]) -> ChatMessage:
-    """Return a copy with the calls at ``indexes`` only. Blocks and ``additional_kwargs`` hold the same calls."""
-    places = count()
-    blocks = []
-    for block in message.blocks:
-        if isinstance(block, ToolCallBlock) and next(places) not in indexes:
-            continue
-        blocks.append(block)
+def _without_calls(message: ChatMessage) -> ChatMessage:
+    blocks = [block for block in message.blocks if not isinstance(block, ToolCallBlock)]
     kwargs = {
         key: value
         for key, value in message.additional_kwargs.items()
         if key not in CALL_KEYS
     }
-    for i, (key, value) in enumerate(_calls_in_kwargs(message)):
-        if i in indexes and key == "tool_calls":
-            kwargs.setdefault(key, []).append(value)
-        elif i in indexes:
-            kwargs[key] = value
     return message.model_copy(update={"blocks": blocks, "additional_kwargs": kwargs})
 
 
-def _calls_in_kwargs(message: ChatMessage) -> Iterator[tuple[str, Json]]:
-    """Yield the key and the value of each call in ``additional_kwargs``."""
+def _calls_in_kwargs(message: ChatMessage) -> list[Json]:
+    """Return the calls in ``additional_kwargs``."""
     calls = message.additional_kwargs.get("tool_calls") or []
-    for call in calls if isinstance(calls, list) else [calls]:
-        yield "tool_calls", call
-    if message.additional_kwargs.get("function_call"):
-        yield "function_call", message.additional_kwargs["function_call"]
+    if not isinstance(calls, list):
+        calls = [calls]
+    call = message.additional_kwargs.get("function_call")
+    return [*calls, call] if call else calls
 
 
 def fields_of(value: Json) -> dict[str, Json]:

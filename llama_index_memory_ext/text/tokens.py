@@ -12,7 +12,7 @@ from functools import cache, lru_cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from llama_index_memory_ext.background.locks import at_fork
+from llama_index_memory_ext.background.locks import import_lock
 from llama_index_memory_ext.errors import SettingError
 
 if TYPE_CHECKING:
@@ -49,14 +49,8 @@ _CACHED_CHARACTERS = 500
 # Longer texts are counted in a thread: some megabytes take seconds.
 LONG_CHARACTERS = 50_000
 
-# Held while tiktoken and a vocabulary are loaded, and over a fork: a child would wait
-# for ever for a thread that loads.
-_loading = threading.RLock()
-at_fork(
-    before=_loading.acquire,
-    after_in_parent=_loading.release,
-    after_in_child=_loading.release,
-)
+# Held while tiktoken and a vocabulary are loaded.
+_loading = import_lock()
 _loaded: set[str] = set()
 
 

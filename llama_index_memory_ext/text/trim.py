@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
-from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from llama_index.core.base.llms.types import (
     CachePoint,
@@ -17,11 +15,7 @@ from llama_index.core.base.llms.types import (
     ToolCallBlock,
 )
 
-from llama_index_memory_ext.text.entries import (
-    INSTRUCTION_ROLES,
-    message_tokens,
-    tokens_of,
-)
+from llama_index_memory_ext.text.entries import INSTRUCTION_ROLES, message_tokens
 from llama_index_memory_ext.text.limits import Limits, share_out
 from llama_index_memory_ext.text.messages import (
     CALL_KEYS,
@@ -35,17 +29,13 @@ from llama_index_memory_ext.text.tokens import TokenCounter, Tokenizer, as_count
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    Group: TypeAlias = Sequence["_Counted"]
-    Groups: TypeAlias = Sequence[Group]
-
-
 logger = logging.getLogger(__name__)
 
 # Without these keys a message is no call or no result. Other keys that a provider has
 # added may be left out.
 _NEEDED_KWARGS = frozenset({*CALL_KEYS, "tool_call_id", "name"})
-# Calls are counted apart; thinking and cache points are not counted.
-_UNCOUNTED = (ToolCallBlock, ThinkingBlock, CachePoint)
+# The blocks of a clipped message beside its text.
+_NEEDED_BLOCKS = (ToolCallBlock, ThinkingBlock, CachePoint)
 
 
 def trim(
@@ -59,9 +49,9 @@ def trim(
     """Return the newest of the messages that fit, oldest first; [] for none.
 
     It differs from LangChain's ``trim_messages(strategy="last")`` in this: no result is
-    kept without its call and no call without its result; a newest message that is too
-    large alone is clipped to its head and tail rather than lost; and a large system
-    message never exceeds the limit.
+    kept without its call and no call without all of its results; a newest message that
+    is too large alone is clipped to its head and tail, without its media, rather than
+    lost; and a large system message never exceeds the limit.
 
     Args:
         messages: A conversation, oldest first; it is not changed. Messages that stay
@@ -98,143 +88,81 @@ def trim(
         token_limit, max_messages, None, include_system=include_system
     )
     counter = TokenCounter() if tokenizer_fn is None else as_counter(tokenizer_fn)
-    trimmer = _Trimmer(counter)
-    groups: Groups = tool_call_groups(
-        [_Counted(message, counter) for message in complete_calls(messages)]
-    )
-    head: Group = []
+    groups = tool_call_groups(complete_calls(messages))
+    head: list[ChatMessage] = []
     if include_system and groups and groups[0][0].role in INSTRUCTION_ROLES:
-        head = groups[0]
-        groups = groups[1:]
-    # A token must remain for the messages behind it.
-    if tokens_of(head) > limits.tokens - bool(groups):
-        head = trimmer.clip(head[0], limits.tokens // 2)
-    newest = trimmer.newest(
-        groups, limits.tokens - tokens_of(head), limits.max_messages - len(head)
-    )
-    return [counted.message for counted in chain(head, *newest)]
+        head = groups.pop(0)
+        # A token must remain for the messages behind it.
+        if _count_tokens(head, counter) > limits.tokens - bool(groups):
+            head = _clip_group(head, limits.tokens // 2, counter)
+    tokens = limits.tokens - _count_tokens(head, counter)
+    newest = _newest(groups, tokens, limits.max_messages - len(head), counter)
+    return [*head, *newest]
 
 
-class _Counted:
-    """A message with its tokens, which are counted once, when they are first read."""
+def _newest(
+    groups: Sequence[list[ChatMessage]], tokens: int, count: int, counter: TokenCounter
+) -> list[ChatMessage]:
+    """Return the newest groups within the limits, the newest one clipped if it is too large."""
+    newest_first: list[list[ChatMessage]] = []
+    for group in reversed(groups):
+        fits = len(group) <= count and _count_tokens(group, counter) <= tokens
+        if count <= 0 or (newest_first and not fits):
+            break
+        part = _clip_group(group, tokens, counter)
+        if part:
+            newest_first.append(part)
+            tokens -= _count_tokens(part, counter)
+            count -= len(part)
+    return list(chain.from_iterable(reversed(newest_first)))
 
-    def __init__(self, message: ChatMessage, counter: TokenCounter) -> None:
-        self.message = message
-        self.role = message.role
-        self._counter = counter
 
-    @cached_property
-    def tokens(self) -> int:
-        return message_tokens(self.message, self._counter)
+def _count_tokens(messages: Sequence[ChatMessage], counter: TokenCounter) -> int:
+    return sum(message_tokens(message, counter) for message in messages)
 
 
-@dataclass(frozen=True, slots=True)
-class _Trimmer:
-    """Finds the messages that fit, and shortens messages that do not.
+def _clip_group(
+    group: list[ChatMessage], limit: int, counter: TokenCounter
+) -> list[ChatMessage]:
+    """Return a message, or a call with its results, with texts that share the limit.
 
-    A group is a message, or a call with its results. [] is a group that cannot be
-    shown.
+    [] if a message would be empty.
     """
-
-    counter: TokenCounter
-
-    def newest(self, groups: Groups, token_limit: int, count: int) -> Groups:
-        """Return the newest groups within the limits, the newest one shortened if it is too large."""
-        newest_first: list[Group] = []
-        for group in reversed(groups):
-            fits = len(group) <= count and tokens_of(group) <= token_limit
-            if count <= 0 or (newest_first and not fits):
-                break
-            part = self.clipped_group(group, token_limit)
-            if part:
-                newest_first.append(part)
-                token_limit -= tokens_of(part)
-                count -= len(part)
-        return newest_first[::-1]
-
-    def clipped_group(self, group: Group, limit: int) -> Group:
-        """Return a call with its results, each message clipped to its share of the limit; [] if one cannot be."""
-        if tokens_of(group) <= limit:
-            return group
-        caller = group[0]
-        calls = [
-            block for block in caller.message.blocks if isinstance(block, ToolCallBlock)
-        ]
-        # Calls are never clipped.
-        call_tokens = self.tokens(caller.message, calls)
-        tokens = [message.tokens for message in group]
-        tokens[0] = max(caller.tokens - call_tokens, 0)
-        shares = share_out(tokens, limit - call_tokens)
-        shares[0] += min(call_tokens, limit)
-        clipped_group: list[_Counted] = []
-        for message, share in zip(group, shares, strict=True):
-            clipped = self.clip(message, share)
-            if not clipped:
-                return []
-            clipped_group += clipped
+    if _count_tokens(group, counter) <= limit:
+        return group
+    texts = [message.content or "" for message in group]
+    tokens = list(map(counter.count, texts))
+    without_texts = [_with_text(message, "") for message in group]
+    clipped_group = without_texts
+    room = limit - _count_tokens(without_texts, counter)
+    while room > 0:
+        clipped_group = []
+        shares = share_out(tokens, room)
+        for message, text, share in zip(group, texts, shares, strict=True):
+            clipped_group.append(_with_text(message, counter.clip(text, share)))
+        excess = _count_tokens(clipped_group, counter) - limit
+        if excess <= 0:
+            break
+        # The tokens of parts need not add up.
+        room -= excess
+    is_whole = list(map(has_content, group)) == list(map(has_content, clipped_group))
+    if is_whole and _count_tokens(clipped_group, counter) <= limit:
         return clipped_group
-
-    def clip(self, message: _Counted, limit: int) -> Group:
-        """Return the message if it fits, else a copy with clipped texts and the media that fit; [] for none."""
-        if message.tokens <= limit:
-            return [message]
-        block_limit = limit
-        while block_limit >= 0:
-            blocks = self.clipped_blocks(message.message, block_limit)
-            copy = _with_blocks(message.message, blocks)
-            clipped = _Counted(copy, self.counter)
-            if clipped.tokens <= limit:
-                return [clipped] if has_content(copy) else []
-            excess = clipped.tokens - limit
-            block_limit = min(block_limit - 1, max(block_limit - excess, 0))
-        return []
-
-    def clipped_blocks(
-        self, message: ChatMessage, limit: int
-    ) -> list[ContentBlock | None]:
-        """Return the blocks with texts that share ``limit`` tokens, and the media for which they leave room."""
-        tokens = [
-            self.counter.count(block.text) if isinstance(block, TextBlock) else 0
-            for block in message.blocks
-        ]
-        shares = share_out(tokens, limit)
-        blocks: list[ContentBlock | None] = []
-        for block, share in zip(message.blocks, shares, strict=True):
-            if isinstance(block, _UNCOUNTED):
-                blocks.append(block)
-            elif isinstance(block, TextBlock):
-                text = self.counter.clip(block.text, share)
-                blocks.append(block.model_copy(update={"text": text}))
-            else:
-                blocks.append(None)
-        for i, block in enumerate(message.blocks):
-            if blocks[i] is None:
-                with_block = [*blocks[:i], block, *blocks[i + 1 :]]
-                if self.tokens(message, with_block) <= limit:
-                    blocks = with_block
-        return blocks
-
-    def tokens(
-        self, message: ChatMessage, blocks: Iterable[ContentBlock | None]
-    ) -> int:
-        """Return the tokens that the message has with these blocks alone."""
-        return message_tokens(_with_blocks(message, blocks), self.counter)
+    return []
 
 
-def _with_blocks(
-    message: ChatMessage, blocks: Iterable[ContentBlock | None]
-) -> ChatMessage:
-    """Return a copy with these blocks alone, without blank texts, and without the additions of its provider."""
+def _with_text(message: ChatMessage, text: str) -> ChatMessage:
+    """Return a copy with this text in place of its texts, without media and the additions of its provider."""
+    blocks: list[ContentBlock] = []
+    for block in message.blocks:
+        if isinstance(block, _NEEDED_BLOCKS):
+            blocks.append(block)
+        elif isinstance(block, TextBlock) and text.strip():
+            blocks.append(TextBlock(text=text))
+            text = ""
     kwargs = {
         key: value
         for key, value in message.additional_kwargs.items()
         if key in _NEEDED_KWARGS
     }
-    shown_blocks = []
-    for block in blocks:
-        is_blank = isinstance(block, TextBlock) and not block.text.strip()
-        if block is not None and not is_blank:
-            shown_blocks.append(block)
-    return message.model_copy(
-        update={"blocks": shown_blocks, "additional_kwargs": kwargs}
-    )
+    return message.model_copy(update={"blocks": blocks, "additional_kwargs": kwargs})

@@ -12,6 +12,8 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llama_index_memory_ext.background.locks import import_lock
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -374,16 +376,20 @@ def _likelihoods(text: str) -> Mapping[str, float]:
     }
 
 
+_loading = import_lock()
+
+
 @cache
 def _detector() -> Any:
     # Imported at first use: it takes most of a second and 100 MiB, and only background
     # jobs need it.
-    from py3langid import langid  # type: ignore[import-untyped]
+    with _loading:
+        from py3langid import langid  # type: ignore[import-untyped]
 
-    # A separate detector, because the program may use the shared one with other
-    # languages.
-    detector = langid.LanguageIdentifier.from_model_file(
-        Path(langid.__file__).parent / langid.MODEL_FILE
-    )
+        # A separate detector, because the program may use the shared one with other
+        # languages.
+        detector = langid.LanguageIdentifier.from_model_file(
+            Path(langid.__file__).parent / langid.MODEL_FILE
+        )
     detector.set_languages(list(chain(*word_lists("languages")["detected"])))
     return detector

@@ -27,6 +27,9 @@ from tests.scripted_models import StartModel
 
 CHAT = JobKey("chat", "reader")
 
+# Far more than a busy machine needs; a wait that does not end is the failure.
+PATIENCE_SECONDS = 60
+
 
 def new_jobs() -> Jobs:
     return Jobs("work", "It was not done")
@@ -52,12 +55,12 @@ async def test_a_caller_does_not_wait_for_the_pause_after_a_failure(
     jobs = new_jobs()
     for _ in range(3):
         jobs.start(CHAT, fail, 3600.0)
-        await asyncio.wait_for(jobs.wait(CHAT), 5)
+        await asyncio.wait_for(jobs.wait(CHAT), PATIENCE_SECONDS)
     assert number_of_failures(jobs, CHAT) == 1
     (line,) = [record.getMessage() for record in caplog.records]
     assert (
         line
-        == "It was not done (session 'chat', ConnectionError); nothing is lost, trying again in 300 s."
+        == "It was not done (session 'chat', ConnectionError); trying again in 300 s."
     )
 
 
@@ -177,7 +180,7 @@ async def test_stopping_ends_the_jobs_of_the_sessions_that_are_named() -> None:
     await registry.stop({"another"})
     assert not waiting.done()
     await registry.stop()
-    await asyncio.wait_for(waiting, 5)
+    await asyncio.wait_for(waiting, PATIENCE_SECONDS)
     assert registry.jobs("work", "It was not done") is jobs
 
 
@@ -209,7 +212,7 @@ async def test_a_question_waits_until_a_job_of_its_owner_has_ended() -> None:
     jobs.start(of("ann", "monday"), work, 3600.0)
     for owner, session_id in (("ann", "monday"), ("bob", "friday")):
         await asyncio.wait_for(
-            wait_for_owner((owner,), 3600, except_session=session_id), 5
+            wait_for_owner((owner,), 3600, except_session=session_id), PATIENCE_SECONDS
         )
     here = asyncio.create_task(wait_for_owner(("ann",), 3600, except_session="friday"))
     elsewhere = asyncio.create_task(
@@ -219,8 +222,10 @@ async def test_a_question_waits_until_a_job_of_its_owner_has_ended() -> None:
     )
     assert (await asyncio.wait([here, elsewhere], timeout=0.05))[0] == set()
     go_on.set()
-    await asyncio.wait_for(asyncio.gather(here, elsewhere), 20)
-    await asyncio.wait_for(wait_for_owner(("ann",), 3600, except_session="friday"), 5)
+    await asyncio.wait_for(asyncio.gather(here, elsewhere), PATIENCE_SECONDS)
+    await asyncio.wait_for(
+        wait_for_owner(("ann",), 3600, except_session="friday"), PATIENCE_SECONDS
+    )
 
 
 async def test_a_job_that_takes_long_is_waited_for_once() -> None:
@@ -232,8 +237,12 @@ async def test_a_job_that_takes_long_is_waited_for_once() -> None:
 
     key = of("long")
     jobs.start(key, work, 3600.0)
-    await asyncio.wait_for(wait_for_owner(key.owner, 0.01, except_session=""), 5)
-    await asyncio.wait_for(wait_for_owner(key.owner, 3600, except_session=""), 5)
+    await asyncio.wait_for(
+        wait_for_owner(key.owner, 0.01, except_session=""), PATIENCE_SECONDS
+    )
+    await asyncio.wait_for(
+        wait_for_owner(key.owner, 3600, except_session=""), PATIENCE_SECONDS
+    )
     go_on.set()
     await jobs.wait(key)
     go_on.clear()
@@ -241,7 +250,7 @@ async def test_a_job_that_takes_long_is_waited_for_once() -> None:
     waiting = asyncio.create_task(wait_for_owner(key.owner, 3600, except_session=""))
     assert (await asyncio.wait([waiting], timeout=0.05))[0] == set()
     await jobs.stop()
-    await asyncio.wait_for(waiting, 5)
+    await asyncio.wait_for(waiting, PATIENCE_SECONDS)
 
 
 async def test_no_question_waits_for_a_job_that_tries_again() -> None:
@@ -256,9 +265,13 @@ async def test_no_question_waits_for_a_job_that_tries_again() -> None:
 
     key = of("failing", "monday")
     jobs.start(key, hang_after_failing, 0.01)
-    await asyncio.wait_for(wait_for_owner(key.owner, 3600, except_session=""), 5)
+    await asyncio.wait_for(
+        wait_for_owner(key.owner, 3600, except_session=""), PATIENCE_SECONDS
+    )
     new_jobs().start(of("failing", "tuesday"), asyncio.Event().wait, 3600.0)
-    await asyncio.wait_for(wait_for_owner(key.owner, 3600, except_session=""), 5)
+    await asyncio.wait_for(
+        wait_for_owner(key.owner, 3600, except_session=""), PATIENCE_SECONDS
+    )
     await jobs.finish(of("failing", "wednesday"), succeed)
     jobs.start(of("failing", "thursday"), asyncio.Event().wait, 3600.0)
     waiting = asyncio.create_task(wait_for_owner(key.owner, 3600, except_session=""))
@@ -266,30 +279,6 @@ async def test_no_question_waits_for_a_job_that_tries_again() -> None:
     waiting.cancel()
     for task in asyncio.all_tasks() - {asyncio.current_task()}:
         task.cancel()
-
-
-async def test_a_cause_is_taken_care_of_once_by_a_job_that_runs_or_has_succeeded() -> (
-    None
-):
-    """Not by one that has failed or was cancelled, nor by one that was started for another cause."""
-    jobs = new_jobs()
-    for work, is_done in ((succeed, True), (fail, False)):
-        jobs.start(CHAT, work, 3600.0, cause="answer")
-        await jobs.wait(CHAT)
-        assert [jobs.takes_care_of(CHAT, "answer") for _ in range(2)] == [
-            is_done,
-            False,
-        ]
-    await jobs.finish(CHAT, succeed)
-    jobs.start(CHAT, asyncio.Event().wait, 3600.0, cause="answer")
-    await asyncio.sleep(0)
-    assert not jobs.takes_care_of(CHAT, None)
-    assert [jobs.takes_care_of(CHAT, "answer") for _ in range(2)] == [True, False]
-    await jobs.stop()
-    assert not jobs.takes_care_of(CHAT, "answer")
-    jobs.start(CHAT, succeed, 3600.0)
-    await jobs.wait(CHAT)
-    assert not jobs.takes_care_of(CHAT, "answer")
 
 
 async def test_few_sessions_of_an_owner_are_worked_on_at_once_and_all_in_the_end() -> (

@@ -111,7 +111,7 @@ holder.start()
 is_held.wait()
 os.register_at_fork(before=is_forking.set)
 child = os.fork()
-is_free = first.acquire(timeout=10) and second.acquire(timeout=10)
+is_free = first.acquire(timeout=60) and second.acquire(timeout=60)
 if child == 0:
     os._exit(0 if is_free and steps == ["begun", "complete"] else 1)
 assert is_free

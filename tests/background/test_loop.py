@@ -223,7 +223,7 @@ print(time.time())
 """
 
 
-def test_a_program_ends_within_three_seconds_though_a_job_cannot_be_cancelled() -> None:
+def test_a_program_ends_soon_though_a_job_cannot_be_cancelled() -> None:
     done = subprocess.run(
         [*python_command(), "-c", STUBBORN],
         capture_output=True,
@@ -231,5 +231,6 @@ def test_a_program_ends_within_three_seconds_though_a_job_cannot_be_cancelled() 
         timeout=100,
         check=False,
     )
-    assert time.time() - float(done.stdout) < 3
+    # It waits a second for the job; a busy machine may take longer to end it.
+    assert time.time() - float(done.stdout) < 30
     assert (done.returncode, done.stderr) == (0, "")

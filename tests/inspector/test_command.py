@@ -37,7 +37,7 @@ def test_the_address_is_served_on_this_machine_alone_and_nothing_is_logged(
         taken = command("inspect", "--db", str(filled), "--port", str(port))
         assert f"Port {port} cannot be used" in taken.stderr
         with socket.socket(socket.AF_INET) as other:
-            other.settimeout(5)
+            other.settimeout(60)
             # All of 127.0.0.0/8 is this machine on Linux.
             assert other.connect_ex(("127.0.0.2", port or 0)) != 0
         process.send_signal(signal.SIGINT)

@@ -21,10 +21,10 @@ from llama_index.core.llms import ChatMessage
 from llama_index_memory_ext import (
     CondensedMemory,
     Fact,
+    FactBook,
     MemoryStore,
-    PromptPreview,
-    PromptPreviewer,
     StoreError,
+    preview_prompt,
 )
 from llama_index_memory_ext.agent_view import ALL_FACTS
 from llama_index_memory_ext.apps.inspector.actions import Action
@@ -54,13 +54,6 @@ OTHER_HOSTS = """
 127.0.0.1.evil.com xlocalhost [::1]:8000 [127.0.0.1]:8000 0.0.0.0 127.1 2130706433 127.0.0.2 localhost/ localhost:80/x
 localhost,evil.com //localhost http://localhost localhost?x localhost#x localhost\\evil loc\u0430lhost localho\u017ft
 """
-
-
-async def preview_prompt(
-    store: MemoryStore, session_id: str, user: str, question: str, limits: Any
-) -> PromptPreview:
-    previewer = await PromptPreviewer.open(store, session_id, user, limits)
-    return await previewer.prompt(question)
 
 
 def bytes_of(file: Path) -> bytes:
@@ -246,7 +239,7 @@ async def test_the_page_shows_what_the_model_is_then_really_sent(
     """The record is short for the smaller limits: the question cuts it, in the copy alone."""
     store = MemoryStore(f"sqlite+aiosqlite:///{filled}")
     async with aclosing(store.read_only()) as reader:
-        seen = await preview_prompt(reader, SESSION, "mia", "What do I eat?", limits)
+        seen = await preview_prompt(reader, SESSION, "mia", limits, "What do I eat?")
     options: Any = {"extract_facts": False, **limits}
     memory = CondensedMemory.from_defaults(
         SESSION, user_id="mia", chat_store=store, **options
@@ -542,7 +535,7 @@ async def test_the_tokens_of_the_facts_fit_their_limit_with_and_without_a_profil
     client = await inspect(filled)
     for limits, least in (({}, 900), ({"profile_token_limit": 0}, 0)):
         preview = await preview_prompt(
-            client.inspector.reader, SESSION, "mia", "Which museums?", limits
+            client.inspector.reader, SESSION, "mia", limits, "Which museums?"
         )
         explanation = preview.explanation
         assert least < explanation.tokens <= explanation.limit
@@ -604,22 +597,14 @@ async def test_the_numbers_of_a_session_agree(tmp_path: Path, inspect: Inspect) 
         assert numbers["messages"] == left + kept
 
 
-async def test_a_session_tells_for_each_reader_what_is_unread_spent_and_rejected(
+async def test_a_session_tells_for_each_reader_what_is_unread(
     tmp_path: Path, inspect: Inspect, start_model: StartModel
 ) -> None:
-    """And the words of nothing that was rejected."""
     uri = f"sqlite+aiosqlite:///{tmp_path / 'memory.db'}"
-    said = {"label": "n1", "confidence": 0.9, "category": "context"}
-    told = {**said, "content": "Lives in Rome", "quote": "I live in Rome"}
-    invented = {
-        **said,
-        "label": "n2",
-        "content": "Owns a zeppelin",
-        "quote": "I own a zeppelin",
-    }
-    reply = {"new_facts": [told, invented], "confirmed": [], "retired": []}
     llm, _ = start_model(
-        lambda _, tools: call(("c", "report_facts", reply)) if tools else say("Fine.")
+        lambda _, tools: (
+            call(("c", "report_facts", {"facts": []})) if tools else say("Fine.")
+        )
     )
     async with aclosing(MemoryStore(uri)) as store:
         for agent in (None, "cook"):
@@ -651,9 +636,6 @@ async def test_a_session_tells_for_each_reader_what_is_unread_spent_and_rejected
         "messages not yet read as relevant_facts of ann",
         "messages not yet read as relevant_facts by &#39;cook&#39; of ann",
     } <= labels
-    assert re.search(r"\d calls, [\d,]+ tokens sent, [\d,]+ received", page)
-    assert "quote_not_found, rows 1 to" in page
-    assert "zeppelin" not in page
 
 
 async def test_for_an_agent_its_own_facts_are_shown_in_the_order_of_the_prompt(
@@ -709,7 +691,7 @@ async def test_pending_facts_are_marked_approved_and_rejected(
         ("tea", "approve", "current"),
         ("milk", "reject", "retired"),
     ):
-        event = {"approve": "approved", "reject": "rejected"}[action]
+        event = {"approve": "approved", "reject": "rejected: rejected by hand"}[action]
         pending = Fact(id=name, content=f"Likes {name}", tags=("drink",), pending=True)
         await client.inspector.writer.facts.write("mia", [pending])
         page = (await client.get("fact", params={"user": "mia", "fact": name})).text
@@ -721,6 +703,18 @@ async def test_pending_facts_are_marked_approved_and_rejected(
         page = (await client.get(done.headers["location"].split("/", 2)[2])).text
         assert f">{state}</span>" in page
         assert f"<dd>{event}</dd>" in page
+
+
+async def test_a_rejection_is_named_whatever_its_reason(
+    filled: Path, inspect: Inspect
+) -> None:
+    client = await inspect(filled)
+    writer = client.inspector.writer
+    pending = Fact(id="milk", content="Likes milk", pending=True)
+    await writer.facts.write("mia", [pending])
+    await FactBook(writer, "mia", scope="all").areject("milk", reason="a guess")
+    page = (await client.get("fact", params={"user": "mia", "fact": "milk"})).text
+    assert "<dd>rejected: a guess</dd>" in page
 
 
 async def test_forgetting_a_user_keeps_the_turns_of_others_as_the_form_says(
@@ -861,7 +855,7 @@ async def test_facts_are_ranked_by_a_local_model_where_that_is_asked_for(
         similarities = []
         for options in ({}, {"embed_model": "local"}):
             preview = await preview_prompt(
-                memory.sql_store, "s", "ann", "Which surgery?", options
+                memory.sql_store, "s", "ann", options, "Which surgery?"
             )
             similarities.append(preview.explanation.facts[0].similarity)
         assert similarities == [0, 1]

@@ -10,16 +10,10 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
-from llama_index.core.embeddings import MockEmbedding
-from llama_index_instrumentation import get_dispatcher
-from llama_index_instrumentation.event_handlers import BaseEventHandler
 
 from llama_index_memory_ext import CondensedMemory, MemoryStore
-from llama_index_memory_ext.background import loading
-from llama_index_memory_ext.store.facts import Facts
-from tests.conversation import assistant, sent_text, user
+from tests.conversation import sent_text, user
 from tests.learning.learning import Learns, learner, shown, talk
-from tests.memories import OpenMemory
 from tests.openai_server import Message
 from tests.scripted_models import StartModel
 
@@ -77,29 +71,6 @@ async def test_a_question_does_not_wait_for_its_own_session_or_without_a_time(
     await memory.aclose()
 
 
-async def test_each_turn_starts_one_extraction(
-    learns: Learns, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By its answer; the next question, which moves the turn into the record, starts none."""
-    memory = learns(extract_every_turns=1)[0]
-    unread, reads = memory.sql_store.readers.unread, []
-
-    async def counted(*args: Any, **options: Any) -> Any:
-        reads.append(args)
-        return await unread(*args, **options)
-
-    monkeypatch.setattr(memory.sql_store.readers, "unread", counted)
-    for word in ("tea", "rain"):
-        await memory.aput(user(f"I like {word}."))
-        await memory.facts_block.await_jobs("chat")
-        assert reads == []
-        await memory.aput(assistant("Fine."))
-        await memory.facts_block.await_jobs("chat")
-        # The batch, and that nothing is left.
-        assert len(reads) == 2
-        reads.clear()
-
-
 async def test_a_turn_whose_extraction_was_cancelled_is_read_when_the_next_one_begins(
     learns: Learns,
 ) -> None:
@@ -111,65 +82,6 @@ async def test_a_turn_whose_extraction_was_cancelled_is_read_when_the_next_one_b
     await memory.aput(user("And now?"))
     await memory.facts_block.await_jobs("chat")
     assert [fact.content for fact in await memory.facts.alist()] == ["Likes tea"]
-
-
-class Hearing(BaseEventHandler):
-    @classmethod
-    def class_name(cls) -> str:
-        return "Hearing"
-
-    def handle(self, event: Any, **_: Any) -> None:
-        """Nothing to do."""
-
-
-async def test_facts_are_read_once_after_they_were_stored(
-    learns: Learns, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By the event, the embedding and the next question together; once before, to see what is known."""
-    # Beside a profile, facts are left out whose messages the record shows.
-    memory = learns(
-        embed_model=MockEmbedding(embed_dim=8),
-        profile_token_limit=0,
-        extract_every_turns=1,
-    )[0]
-    await memory.aput_messages(talk("rain"))
-    await memory.facts_block.await_jobs("chat")
-    await memory.aput(user("I like tea."))
-    await memory.aget()
-    read, reads = Facts.read, []
-
-    async def counted(self: Facts, *args: Any, **options: Any) -> Any:
-        reads.append(args)
-        return await read(self, *args, **options)
-
-    monkeypatch.setattr(Facts, "read", counted)
-    handlers = get_dispatcher().event_handlers
-    handlers.append(Hearing())
-    await memory.aput(assistant("Fine."))
-    await memory.facts_block.await_jobs("chat")
-    assert len(reads) == 2
-    await memory.aput(user("What do I like?"))
-    assert sorted(shown(sent_text(await memory.aget()))) == ["Likes rain", "Likes tea"]
-    handlers.pop()
-    assert len(reads) == 2
-
-
-async def test_what_extraction_needs_is_loaded_behind_the_first_prompt(
-    open_memory: OpenMemory, learns: Learns, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In a thread that ends with the program; not where no facts are extracted, nor when a memory is made."""
-    threads: list[threading.Thread] = []
-    monkeypatch.setattr(loading, "_loaders", threads)
-    for memory in (open_memory("without"), learns()[0]):
-        await memory.aput(user("Hello."))
-        assert threads == []
-        await memory.aget()
-    (thread,) = threads
-    assert thread.daemon
-    await memory.aget()
-    assert len(threads) == 1
-    await asyncio.wait_for(loading.wait_until_loaded(), 60)
-    assert not thread.is_alive()
 
 
 async def test_a_store_that_has_just_started_learns_from_the_unread_turns_of_its_users(
@@ -200,22 +112,18 @@ async def test_a_store_can_be_warmed_up(database_uri: str) -> None:
 
 
 PROGRAM = """
-import asyncio, os
-from llama_index_memory_ext.background import loading
-loading.start_loading()
+import os, threading
+from llama_index_memory_ext.words import language_of
+threading.Thread(target=language_of, args=["The cats sleep all day."]).start()
 child = os.fork()
 if not child:
-    loading.start_loading()
-    asyncio.run(loading.wait_until_loaded())
-    from llama_index_memory_ext.checks.comparison import new_numbers
-    os._exit(new_numbers("Has 3 cats", "I have two cats") != {"3"})
+    os._exit(language_of("The cats sleep all day.") != "en")
 assert os.waitpid(child, 0)[1] == 0
 """
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="processes do not fork there")
-def test_a_fork_while_it_is_loaded_and_the_end_of_the_program_are_not_held_up() -> None:
-    """The child loads it anew."""
+def test_a_fork_while_a_thread_loads_the_languages_does_not_hold_up_the_child() -> None:
     command = [
         sys.executable,
         "-W",

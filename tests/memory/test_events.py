@@ -122,7 +122,7 @@ def test_a_program_can_make_events_of_what_it_stored() -> None:
     )
     assert (extracted.agent_id, extracted.pending) == (None, [])
     injected = FactsInjectedEvent(
-        **of_facts, fact_ids=[], known=0, tokens=0, token_limit=9, cached=False
+        **of_facts, fact_ids=[], known=0, tokens=0, token_limit=9
     )
     assert (injected.profile_fact_ids, injected.profile_tokens) == ([], 0)
 
@@ -130,7 +130,7 @@ def test_a_program_can_make_events_of_what_it_stored() -> None:
 async def test_the_facts_of_the_event_are_those_of_the_prompt(
     open_memory: OpenMemory, start_model: StartModel, heard: Listener
 ) -> None:
-    """In their order; a turn with two rounds of tools asks for them four times, and ranks them once."""
+    """In their order; a turn with two rounds of tools asks for them four times."""
     llm, server = start_model(Learner())
     memory = open_memory(user_id="ann", extract_facts=False)
     for content in ("Likes tea", "Adds numbers all day", "Lives in Paris"):
@@ -140,7 +140,7 @@ async def test_the_facts_of_the_event_are_those_of_the_prompt(
     await FunctionAgent(llm=llm, tools=[add]).run("Add numbers for me.", memory=memory)
     content_of = {fact.id: fact.content for fact in await memory.facts.alist()}
     events = heard.of(FactsInjectedEvent)
-    assert [event.cached for event in events] == [False, True, True, True]
+    assert len(events) == 4
     prompt = server.requests[0][-1]["content"]
     assert "<fact " in prompt
     for event in events:
@@ -207,8 +207,7 @@ async def test_an_extraction_tells_what_became_of_which_fact(
         await memory.aput_messages([user("Take a guess where I live.")])
         await memory.aflush()
         facts = {
-            fact.content: fact.id
-            for fact in await memory.facts.alist(with_retired=True)
+            fact.content: fact.id for fact in await memory.facts.alist(state="all")
         }
         rejections = memory.facts_block.rejections
     events = heard.of(FactsExtractedEvent)

@@ -22,7 +22,7 @@ from llama_index_memory_ext import (
 )
 from llama_index_memory_ext.blocks import LogBlock
 from llama_index_memory_ext.memory import writing
-from llama_index_memory_ext.store import warn_of_unused
+from llama_index_memory_ext.memory.writing import warn_of_unused
 from tests.conversation import assistant, user
 from tests.learning.learning import extractions, learner, likes, talk
 from tests.memories import OpenMemory, OpenPlainMemory
@@ -248,6 +248,26 @@ async def test_a_memory_that_keeps_its_turns_to_itself_is_told_what_to_set(
             await each.aclose()
 
 
+@pytest.mark.parametrize("kind", [CondensedMemoryBlock, RelevantFactsBlock])
+async def test_a_flush_of_a_block_that_was_given_no_turn_says_what_to_set(
+    kind: type[CondensedMemoryBlock | RelevantFactsBlock],
+    open_plain_memory: OpenPlainMemory,
+    start_model: StartModel,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """After one turn too: a program that waits for facts would wait for nothing."""
+    llm, server = start_model(learner)
+    block = kind(name=f"flushed_{kind.__name__}", llm=llm)
+    memory = open_plain_memory(block, chat_history_token_ratio=0.7)
+    await memory.aput(user("I like tea."))
+    await memory.aget()
+    await memory.aput(assistant("Fine."))
+    await block.aflush()
+    assert server.requests == []
+    assert f"Block '{block.name}' was given no turn yet" in caplog.text
+    await block.aclose()
+
+
 # ---- a memory that no run was given -------------------------------------------------------------------
 
 
@@ -286,35 +306,6 @@ async def test_a_memory_whose_facts_alone_were_read_is_warned_of(
                 await memory.facts.aadd("Likes tea")
             assert len(await memory.facts.alist()) == changes
         assert warnings_in(caplog) == (not changes)
-
-
-@pytest.mark.parametrize("use", ["none", "read facts", "put", "change facts", "other"])
-async def test_a_store_on_which_no_memory_was_used_is_warned_of(
-    start_model: StartModel,
-    database_uri: str,
-    caplog: pytest.LogCaptureFixture,
-    use: str,
-) -> None:
-    """A server closes its store, and its memories are gone by then."""
-    warn_of_unused.cache_clear()
-    llm, _ = start_model(learner)
-    store = MemoryStore(database_uri)
-    if use == "other":
-        await store.get_keys()
-    for name in ("a", "b") if use != "other" else ():
-        memory = CondensedMemory.from_defaults(
-            name, user_id="ann", chat_store=store, llm=llm
-        )
-        await FunctionAgent(llm=llm, memory=memory).run("I like tea.")
-        if use == "put":
-            await memory.aput(user("I like tea."))
-        elif use == "change facts":
-            await memory.facts.aadd("Likes tea")
-        elif use == "read facts":
-            await memory.facts.alist()
-        del memory
-    await store.aclose()
-    assert warnings_in(caplog) == (use in ("none", "read facts"))
 
 
 # ---- two runs at once -------------------------------------------------------------------

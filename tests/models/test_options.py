@@ -1,9 +1,7 @@
-"""Which options of a request a server takes, found out by asking; and the first request of a client."""
+"""Whether a server takes a limit of tokens, found out by asking."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -15,7 +13,7 @@ from llama_index.core.llms import MockLLM
 from llama_index.llms.openai import OpenAI
 
 from llama_index_memory_ext.models.ask import ask_with, token_bound
-from tests.openai_server import OpenAIServer, fail, say, serve
+from tests.openai_server import OpenAIServer, fail, say
 from tests.scripted_models import StartClient
 
 BOUND = {"max_tokens": 99}
@@ -23,15 +21,9 @@ PERSON = [ChatMessage("Hello")]
 
 
 async def ask(llm: Any, responses: list[ChatResponse] | None = None) -> str | None:
-    options = token_bound(llm, 99)
-    return (
-        await ask_with(
-            llm,
-            options,
-            partial(llm.achat, PERSON),
-            [] if responses is None else responses,
-        )
-    ).message.content
+    chat = partial(llm.achat, PERSON)
+    responses = [] if responses is None else responses
+    return (await ask_with(llm, chat, 99, responses)).message.content
 
 
 def bounds(server: OpenAIServer) -> list[int | None]:
@@ -135,43 +127,3 @@ def test_only_models_that_are_known_to_take_a_bound_and_have_none_get_one(
     make: Callable[[], Any], bound: dict[str, int]
 ) -> None:
     assert token_bound(make(), 99) == bound
-
-
-# ---- the first call of a client --------------------------------------------------------------------------
-
-
-FIRST = """
-import asyncio, sys
-from functools import partial
-
-from llama_index.core.base.llms.types import ChatMessage
-from llama_index.llms.openai import OpenAI
-
-from llama_index_memory_ext.models.ask import ask_with
-
-loaded = {True: set(), False: set()}
-
-
-class Watch:
-    def find_spec(self, name, path=None, target=None):
-        loaded[asyncio._get_running_loop() is not None].add(name.partition(".")[0])
-
-
-async def main(address):
-    llm = OpenAI(model="gpt-4o", api_base=address, api_key="x", max_retries=0)
-    sys.meta_path.insert(0, Watch())
-    response = await ask_with(llm, {}, partial(llm.achat, [ChatMessage("Hello")]), [])
-    late = {"openai", "httpcore", "h11"}
-    print(response.message.content, sorted(late & loaded[False]), sorted(late & loaded[True]))
-
-
-asyncio.run(main(sys.argv[1]))
-"""
-
-
-def test_its_modules_are_not_loaded_in_the_event_loop() -> None:
-    """These are 500, which take a second."""
-    with serve(lambda messages, tools: say("Hello.")) as server:
-        command = [sys.executable, "-c", FIRST, server.api_base]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout == "Hello. ['h11', 'httpcore', 'openai'] []\n"

@@ -125,6 +125,18 @@ def test_a_question_about_now_prefers_the_newest_of_what_is_alike() -> None:
     assert places(messages, "Which book do I read now?")[0] == (4,)
 
 
+def test_words_of_a_change_weigh_more_than_the_turns_before_the_question() -> None:
+    """The question alone has no word in common with any message."""
+    messages = [
+        user("We have moved to Ghent."),
+        assistant("I see."),
+        *[user("The weather is fine."), assistant("It is.")] * 4,
+        *TEA,
+    ]
+    turns = [message.content or "" for message in TEA[:3:2]]
+    assert places(messages, "Where do I live?", *turns)[0] == (0,)
+
+
 def test_a_message_is_found_by_the_day_on_which_it_was_written() -> None:
     rows = rows_of(*TEA)
     index = index_of(on_days(rows, *range(5)))

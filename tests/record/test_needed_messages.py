@@ -1,4 +1,4 @@
-"""Which older messages a prompt has: for requests, for questions with a small limit, and for what has changed."""
+"""Which older messages a prompt has: for requests, with a small limit, in other words, and for what has changed."""
 
 from __future__ import annotations
 
@@ -141,3 +141,25 @@ async def test_a_question_about_the_present_finds_what_has_changed(
     )
     needs = [Need(before, question), Need(change, question)]
     assert await missing(memory, needs) == []
+
+
+# ---- other words ----
+
+
+@pytest.mark.parametrize("row", rows("other_words.txt"), ids="-".join)
+async def test_a_question_finds_what_the_user_said_in_other_words(
+    open_memory: OpenMemory, row: list[str]
+) -> None:
+    """The question "Where do I live?" has no word in common with "Our flat"."""
+    _, message, question = row
+    memory = open_memory(condensed_token_limit=600, facts_token_limit=0)
+    await put(
+        memory,
+        [
+            *small_talk(0, 30),
+            user(message),
+            assistant("I see."),
+            *small_talk(30, TURNS),
+        ],
+    )
+    assert await missing(memory, [Need(message, question)]) == []

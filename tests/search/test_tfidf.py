@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from typing import Any
@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llama_index_memory_ext.errors import SettingError
 from llama_index_memory_ext.search.tfidf import (
     Document,
     TfidfRanker,
@@ -180,6 +181,47 @@ def test_the_question_counts_most_and_earlier_turns_by_their_weight() -> None:
     many = similarities_with_context(ranker, ids, "tea", ["piano"] * 50, 0.2)
     assert many.tolist() == pytest.approx([1, 0.4, 0, 0])
     assert similarities_with_context(ranker, ids, "?", [], 0.2).tolist() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "name", ["CountVectorizer", "TfidfVectorizer", "HashingVectorizer"]
+)
+def test_a_vectorizer_of_scikit_learn_can_bring_its_own_analysis(name: str) -> None:
+    vectorizer = vectorizer_class(name)(analyzer="char_wb", ngram_range=(3, 3))
+    ranker = TfidfRanker(vectorizer=vectorizer)
+    ranker.add(documents(STACK))
+    assert (
+        max(ranker.similarities("dockerized").items(), key=lambda pair: pair[1])[0]
+        == "0"
+    )
+
+
+@pytest.mark.parametrize(
+    "wrong_of",
+    [lambda: "tfidf", lambda: 7, lambda: vectorizer_class("TfidfVectorizer"), object],
+    ids=["name", "number", "class", "object"],
+)
+def test_what_is_no_vectorizer_is_refused_with_the_extra_that_has_some(
+    wrong_of: Callable[[], Any],
+) -> None:
+    wrong = wrong_of()
+    with pytest.raises(
+        SettingError,
+        match=r"vectorizer must be a vectorizer .*; saw .*llama-index-memory-ext\[sklearn\]",
+    ):
+        TfidfRanker(vectorizer=wrong)
+
+
+def test_what_a_vectorizer_was_fitted_on_does_not_matter() -> None:
+    vectorizer = vectorizer_class("TfidfVectorizer")(stop_words=["with"])
+    rankers = [
+        TfidfRanker(vectorizer=vectorizer),
+        TfidfRanker(vectorizer=vectorizer.fit(["Deploys with Ansible"])),
+    ]
+    for ranker in rankers:
+        ranker.add(documents(STACK))
+        assert set(ranker.similarities("Docker")) == {"0"}
+        assert set(ranker.similarities("with")) == set()
 
 
 def test_threads_may_ask_while_documents_come_and_go() -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 
 from llama_index_memory_ext import Fact, MemoryStore
-from llama_index_memory_ext.store.facts import NOTHING_READ
 from llama_index_memory_ext.store.rows import SessionAccess
 from llama_index_memory_ext.store.vectors import KeptVectors
 from tests.conversation import user
@@ -77,16 +74,15 @@ async def test_a_user_with_many_sessions_is_forgotten_in_all_partitions(
             readers=["facts"],
         )
     for who in ("ann", "bob"):
-        facts, unread = (
-            [Fact(id=who[0], content="Likes tea")],
-            await store.readers.unread(f"{who} 1", "facts"),
+        unread = await store.readers.unread(f"{who} 1", "facts")
+        assert await store.facts.write(who, [Fact(id=who[0], content="Likes tea")])
+        assert await store.readers.move(
+            f"{who} 1",
+            "facts",
+            epoch=unread.epoch,
+            old=unread.position,
+            new=unread.rows[-1].id,
         )
-        place: dict[str, Any] = {
-            "session_id": f"{who} 1",
-            "reader": "facts",
-            "unread": unread,
-        }
-        assert await store.facts.write_extracted(who, facts, NOTHING_READ, **place)
     await KeptVectors(store.database, "ann", "a model").write({"a": ("", b"1")})
     assert len(await store.readers.sessions_of_reader("facts", pending=True)) == 38
     assert len(await store.sessions("ann")) == 20

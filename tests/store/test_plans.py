@@ -29,12 +29,14 @@ WHOLE_TABLE = {
     "store/sessions.py _SELECT_KEYS": EVERY_SESSION,
     "store/sessions.py _SELECT_SESSIONS": EVERY_SESSION,
     "store/sessions.py _SELECT_OWNERS": EVERY_SESSION,
+    "store/deletion.py SELECT_DUE": EVERY_SESSION,
     "store/facts.py _COUNT_FACTS": "lists all users, for an operator",
     "store/marks.py SELECT_PLACES": "lists all rows that are to be encrypted",
     "store/versions.py _SELECT_VERSION": "its table has one row",
     "store/versions.py _INSERT_VERSION": "its table has one row",
     "store/versions.py _DELETE_EARLIER": "its table has one row",
     "store/transaction.py _SELECT_MARK": "its table has one row",
+    "store/transaction.py _LOCK_SESSION": "reads the mark in that table",
     "store/marks.py _SET_MARK": "its table has one row",
 }
 

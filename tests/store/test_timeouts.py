@@ -56,7 +56,8 @@ async def test_a_caller_of_a_frozen_server_leaves_at_once_and_its_write_is_store
             started = loop.time()
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(call, 0.3)
-            assert loop.time() - started < 5
+            # Without it, a call leaves after 30 seconds.
+            assert loop.time() - started < 20
         assert "stored" not in caplog.text
     await store.aclose()
     assert (
@@ -94,11 +95,11 @@ async def test_every_call_of_a_frozen_server_is_bounded_and_the_next_one_works(
             with pytest.raises(
                 StoreTimeoutError, match=r"within 1 s .*operation_timeout="
             ) as error:
-                await asyncio.wait_for(call, 20)
+                await asyncio.wait_for(call, 60)
             assert "lost" not in str(error.value)
         assert error.value.operation == "count_messages"
         # Closing does not wait for ever, either.
-        await asyncio.wait_for(idle.aclose(), 20)
+        await asyncio.wait_for(idle.aclose(), 60)
     await memory.aput(user("two"))
     await first.aput(user("three"))
     assert [text for text in await contents(memory) if text != "lost"] == [

@@ -132,3 +132,26 @@ def test_a_driver_that_is_not_installed_is_named_with_what_installs_it(
         assert PASSWORD not in str(error.value)
         assert isinstance(error.value, MemoryExtError)
         assert isinstance(error.value.__cause__, ModuleNotFoundError)
+
+
+@pytest.mark.parametrize("replaces", [False, True], ids=["deleted", "replaced"])
+async def test_a_file_that_is_deleted_under_a_program_is_named_and_nothing_is_stored_in_it(
+    tmp_path: Path, open_store: OpenStore, *, replaces: bool
+) -> None:
+    file = tmp_path / "memory.db"
+    store = open_store(f"sqlite:///{file}")
+    await store.add_message("chat", user("before"))
+    if replaces:
+        file.rename(tmp_path / "kept.db")
+    for ending in ("", "-wal", "-shm"):
+        (tmp_path / f"memory.db{ending}").unlink(missing_ok=True)
+    if replaces:
+        file.touch()
+
+    with pytest.raises(
+        StoreError, match=r"was deleted or replaced .* this call has stored nothing"
+    ):
+        await store.add_message("chat", user("lost"))
+
+    await store.add_message("chat", user("after"))
+    assert [one.content for one in await store.get_messages("chat")] == ["after"]

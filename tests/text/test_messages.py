@@ -57,7 +57,6 @@ OPENAI_CALL = {
     "function": {"name": "add", "arguments": '{"a": 1}'},
 }
 TWICE = calling(("call_1", "add", '{"a": 1}'))
-CITED = {"title": "A page", "url": "https://a.example/"}
 TWICE.additional_kwargs = {"tool_calls": [{**OPENAI_CALL, "index": 0}]}
 HIDDEN: list[Any] = [
     ThinkingBlock(content="secret"),
@@ -150,33 +149,8 @@ def test_a_call_in_the_kwargs_is_shown_once(kwargs: dict[str, Any]) -> None:
             '[tool call t1] add({"a": 1})',
         ),
         ({"refusal": "I cannot help with that."}, "I cannot help with that."),
-        ({"refusal": None, "annotations": [], "citations": "none"}, ""),
-        ({"citations": ["https://a.example/"]}, "[citation: https://a.example/]"),
         (
-            {"annotations": [CITED | {"start_index": 3}]},
-            "[citation: A page https://a.example/]",
-        ),
-        (
-            {"annotations": [{"type": "url_citation", "url_citation": CITED}]},
-            "[citation: A page https://a.example/]",
-        ),
-        (
-            {
-                "citations": [
-                    {"document_title": "A", "cited_text": "Rain.", "file_id": "f"}
-                ]
-            },
-            "[citation: A Rain.]",
-        ),
-        (
-            {
-                "citations": [
-                    {"start": 0, "document_ids": ["doc_1"]},
-                    7,
-                    None,
-                    {"title": 3},
-                ]
-            },
+            {"refusal": None, "citations": ["https://a.example/"], "annotations": [7]},
             "",
         ),
         (
@@ -207,7 +181,7 @@ def test_a_call_in_the_kwargs_is_shown_once(kwargs: dict[str, Any]) -> None:
     ],
 )
 def test_only_words_are_shown_of_the_kwargs(kwargs: dict[str, Any], body: str) -> None:
-    """Old and unknown calls, refusals, sources; nothing else that a provider or a program adds."""
+    """Old and unknown calls and refusals; nothing else that a provider or a program adds."""
     assert body_of(ChatMessage(role="assistant", additional_kwargs=kwargs)) == body
 
 

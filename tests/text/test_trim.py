@@ -111,16 +111,14 @@ def test_the_results_of_several_calls_share_the_room() -> None:
     ]
 
 
-def test_media_that_do_not_fit_are_left_out() -> None:
-    """In a newest message; one that fits beside its text stays in its place."""
+def test_a_message_that_is_too_large_loses_its_media() -> None:
     picture = ImageBlock(image=PIXEL)
     message = ChatMessage(
         role="user", blocks=[picture, TextBlock(text="What is this?"), picture]
     )
     (trimmed,) = trim([message], token_limit=300)
-    assert [block.block_type for block in trimmed.blocks] == ["image", "text"]
-    (trimmed,) = trim([message], token_limit=100)
     assert [block.block_type for block in trimmed.blocks] == ["text"]
+    assert trim([message], token_limit=600) == [message]
     alone = [ChatMessage(role="user", blocks=[picture])]
     assert trim(alone, token_limit=100) == []
     assert [block.block_type for block in message.blocks] == ["image", "text", "image"]
@@ -133,19 +131,12 @@ def test_calls_of_every_kind_are_taken_out_where_they_are_not_answered() -> None
         for i in ("1", "2")
     ]
     twice = calling(("1", "f", {}), ("2", "f", {}), text="look")
-    twice.additional_kwargs["tool_calls"] = listed
-    (message, answer) = trim([twice, result("2", "found")])
-    assert [call.id for call in calls_of(message)] == ["2"]
-    assert message.additional_kwargs["tool_calls"] == listed[1:]
-    assert twice.additional_kwargs["tool_calls"] == listed
-
-    in_kwargs = ChatMessage(
-        role="assistant",
-        content="look",
-        additional_kwargs={"tool_calls": listed, "mood": "good"},
-    )
-    (message,) = trim([in_kwargs])
+    twice.additional_kwargs.update(tool_calls=listed, mood="good")
+    (message,) = trim([twice])
+    assert message.content == "look"
+    assert calls_of(message) == []
     assert message.additional_kwargs == {"mood": "good"}
+    assert twice.additional_kwargs["tool_calls"] == listed
 
     old = ChatMessage(
         role="assistant",
@@ -156,7 +147,6 @@ def test_calls_of_every_kind_are_taken_out_where_they_are_not_answered() -> None
     )
     assert trim([old, found]) == [old, found]
     assert trim([old]) == []
-    assert answer.content == "found"
 
 
 def test_a_long_history_is_not_counted_whole() -> None:
@@ -240,7 +230,7 @@ def places(trimmed: list[ChatMessage], chat: list[ChatMessage]) -> list[int]:
     return [at[id(message)] for message in trimmed if id(message) in at]
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(chat=conversations, options=options_with_limits)
 def test_what_comes_back_is_within_the_limits_and_whole(
     chat: list[ChatMessage], options: dict[str, Any]
@@ -259,7 +249,7 @@ def test_what_comes_back_is_within_the_limits_and_whole(
     assert chat == before
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(chat=conversations, limit=st.integers(40, 400))
 def test_something_comes_back_wherever_something_was_said(
     chat: list[ChatMessage], limit: int
@@ -337,7 +327,7 @@ openai_messages = st.one_of(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(
     chat=st.lists(openai_messages, max_size=10),
     limit=st.none() | st.integers(1, 150),

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import llama_index_memory_ext as ext
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Iterator
 
 # Control characters except line ends and tabs, lone surrogates, and characters that
 # change the direction of text.
@@ -23,27 +23,6 @@ _UNSAFE = re.compile(
 PACKAGE = "llama-index-memory-ext"
 # Seconds for an answer of the model.
 TIMEOUT = 30.0
-# Errors of OpenAI's library and of httpx, which is not imported for them.
-_TIMEOUTS = {"APITimeoutError", "TimeoutException"}
-_NO_ANSWERS = {"APIConnectionError", "TransportError"}
-# The values that an option takes, by the name of the value in its help.
-_RIGHT_VALUES = {
-    "0..1": "a number from 0 to 1 such as 0.9",
-    "CATEGORY": "preference, knowledge, context, behavior, goal or correction",
-    "COUNT": "a whole number from 1 on such as 20",
-    "DAY": "a day such as 2026-11-20",
-    "DAYS": "a number of days above 0 such as 30",
-    "FILE": "a file such as chat-17.json",
-    "FORMAT": "llama_index or openai, such as --format openai",
-    "ORDER": "used, messages or name, such as --sort name",
-    "PORT": "a port from 0 to 65535 such as 8000",
-    "STATE": "present, past, retired, expired, pending or all",
-    "TAG": "a tag of 1 to 100 characters such as diet",
-    "TEXT": 'a text such as "Likes tea"',
-    "TOKENS": "a whole number of tokens such as 4000",
-    "ZONE": "a time zone such as Europe/Paris (on a machine without a zone database: pip install tzdata)",
-    "local": "the word local, as in --embed local",
-}
 
 
 class TerminalError(Exception):
@@ -51,18 +30,7 @@ class TerminalError(Exception):
 
 
 class UsageError(TerminalError):
-    """A wrong combination of arguments and options.
-
-    ``example``: a right call; "{}" stands for the example in the help of the command.
-    """
-
-    def __init__(self, text: str, example: str = "{}") -> None:
-        super().__init__(text)
-        self.example = example
-
-
-class ExtraError(UsageError):
-    """A command that needs packages of an extra."""
+    """A wrong combination of arguments and options, or a missing extra."""
 
 
 @contextmanager
@@ -73,7 +41,7 @@ def needs_extra(extra: str, *libraries: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] not in libraries:
             raise
-        raise ExtraError(
+        raise UsageError(
             f'This command needs more packages. Install them: pip install "{PACKAGE}[{extra}]"'
         ) from None
 
@@ -86,8 +54,6 @@ def open_store(db: str, **place: Any) -> ext.MemoryStore:
             raise UsageError(
                 "--db must be a SQLAlchemy address, or the name of a file without a question mark."
             )
-        if file.is_dir():
-            raise UsageError(f"--db must name a file; {file} is a folder.")
         db = f"sqlite+aiosqlite:///{file.as_posix()}"
     # Arguments of a command can be seen by all users of the machine, variables cannot.
     keys = os.environ.get("LLAMA_INDEX_MEMORY_KEY", "").split()
@@ -107,59 +73,16 @@ def describe_error(error: BaseException) -> str:
         return str(usage_of_typer()).replace("Value error, ", "")
     if isinstance(error, (TerminalError, ext.MemoryExtError)):
         return _redacted(text, longest=900)
+    name = type(error).__name__
     if type(error).__module__.partition(".")[0] in ("openai", "httpx"):
-        problem = _problem_of_server(error)
-        if problem:
-            return problem
+        name = f"{model_host()}: {name}"
     elif isinstance(error, ValueError) and hasattr(error, "errors"):
         # The whole text of a pydantic error quotes the value.
         first: Any = error.errors()[0]
         field = ".".join(map(str, first["loc"]))
         message = _redacted(first["msg"]).removeprefix("Value error, ").rstrip(".")
         return f"{field}: {message}."
-    return f"{type(error).__name__}: {_redacted(text)}".removesuffix(": ")
-
-
-def explain_usage(error: Exception, arguments: Sequence[str], example: str) -> str:
-    """Return a wrong usage in one line, with the values of the option, or the ``example`` of a right call."""
-    parameter: Any = getattr(error, "param", None)
-    right_values = _RIGHT_VALUES.get(getattr(parameter, "metavar", None) or "")
-    if right_values:
-        value = _value_in(arguments, parameter.opts)
-        if value is not None:
-            return (
-                f"{parameter.opts[0]} takes {right_values}; got {one_line(value, 80)!r}"
-            )
-    right_call = getattr(error, "example", "{}").replace("{}", example)
-    return f"{describe_error(error).rstrip('.')}. {right_call}"
-
-
-def _value_in(arguments: Sequence[str], options: Collection[str]) -> str | None:
-    """Return the last value that the arguments give to one of the options; None without such a value."""
-    value = None
-    for i, argument in enumerate(arguments):
-        name, equals, attached = argument.partition("=")
-        if name in options:
-            value = attached if equals else "".join(arguments[i + 1 : i + 2])
-    return value
-
-
-def _problem_of_server(error: BaseException) -> str:
-    """Return the failure of the model's server; "" if the error is of another kind."""
-    host = model_host()
-    status = getattr(error, "status_code", None)
-    if status is not None:
-        message: object = error
-        body = getattr(error, "body", None)
-        if isinstance(body, dict):
-            message = body.get("message")
-        return f"{host} answers with status {status}: {_redacted(str(message))}"
-    kinds = {kind.__name__ for kind in type(error).__mro__}
-    if kinds & _TIMEOUTS:
-        return f"{host} has not answered in time. OPENAI_TIMEOUT gives it more seconds."
-    if kinds & _NO_ANSWERS:
-        return f"there is no connection to {host}."
-    return ""
+    return f"{name}: {_redacted(text)}".removesuffix(": ")
 
 
 def model_host() -> str:
@@ -169,19 +92,12 @@ def model_host() -> str:
 
 
 def plain(text: str) -> str:
-    r"""Return the text with each character that could control a terminal replaced by a visible one.
+    r"""Return the text with each character that could control a terminal replaced by U+FFFD.
 
     >>> plain("\x1b[31mred")
-    '␛[31mred'
+    '\ufffd[31mred'
     """
-
-    def picture(match: re.Match[str]) -> str:
-        character = match[0]
-        if character < " ":
-            return chr(0x2400 + ord(character))
-        return "\u2421" if character == "\x7f" else "\ufffd"
-
-    return _UNSAFE.sub(picture, text)
+    return _UNSAFE.sub("\ufffd", text)
 
 
 def one_line(text: str, longest: int = 500) -> str:

@@ -7,7 +7,7 @@ import json
 import platform
 import signal
 import sys
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from contextvars import ContextVar
 from inspect import Parameter, Signature
 from pathlib import Path
@@ -16,10 +16,8 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import typer
 from rich.console import Console, RenderableType
-from rich.prompt import Confirm
 from rich.table import Table
 from rich.text import Text
-from typer.main import get_command
 
 import llama_index_memory_ext as ext
 from llama_index_memory_ext.apps.cli import (
@@ -49,16 +47,8 @@ def option(declaration: str, help_: str, **more: Any) -> Any:
 
 
 def example(call: str) -> str:
-    """Return the line of a help, and of an error, that shows a right call."""
+    """Return the line of a help, and of an error of Typer, that shows a right call."""
     return f"Example: llama-index-memory {call}"
-
-
-def example_in(commands: typer.Typer, arguments: Sequence[str]) -> str:
-    """Return the example in the help of the command that the arguments name."""
-    command = get_command(commands)
-    for argument in arguments:
-        command = getattr(command, "commands", {}).get(argument, command)
-    return str(command.epilog)
 
 
 def add_options(
@@ -158,8 +148,6 @@ def _set_tables(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    if not table:
-        raise UsageError("--table must not be empty.")
     _wants_json.set(as_json)
     _tables.set({"table_name": table, "db_schema": schema})
 
@@ -362,35 +350,25 @@ def is_terminal() -> bool:
 
 
 def confirm(question: str) -> None:
-    """Ask before a change; end the command if the answer is no, or if there is no terminal."""
+    """Ask before a change; raise an error if the answer is no, or if there is no terminal."""
     if not is_terminal():
         raise UsageError(
-            "No terminal to confirm on; nothing was changed. Pass --yes to confirm.",
-            "{} --yes",
+            "No terminal to confirm on; nothing was changed. Pass --yes to confirm."
         )
-    agreed = False
+    # On stderr: stdout holds the result alone.
+    say(f"{question} [y/n]", stderr=True)
     # An event loop would handle the first Ctrl-C itself, and go on waiting for the
     # answer.
-    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with suppress(EOFError):
-            # On stderr: stdout holds the result alone.
-            agreed = Confirm.ask(
-                Text(plain(question)), console=new_console(stderr=True), default=False
-            )
-    finally:
-        signal.signal(signal.SIGINT, handler)
-        if not agreed:
-            say("\nNothing was deleted.", stderr=True)
-    if not agreed:
-        raise typer.Exit(1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if sys.stdin.readline().strip().casefold() not in ("y", "yes"):
+        raise TerminalError("Nothing was deleted.")
 
 
-def say(output: RenderableType, *, style: str = "", stderr: bool = False) -> None:
+def say(output: RenderableType, *, stderr: bool = False) -> None:
     """Print a table, or a text without markup; on a terminal, long lines are wrapped between words."""
     console = new_console(stderr=stderr)
     if isinstance(output, str):
-        console.print(Text(plain(output), style), soft_wrap=not console.is_terminal)
+        console.print(Text(plain(output)), soft_wrap=not console.is_terminal)
     else:
         console.print(output)
 

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 # arguments and options of the command.
 _WorkOnFacts: TypeAlias = Callable[..., Awaitable[Output]]
 
+# The characters of an id in a table; --json has all of them.
+_ID_CHARACTERS = 8
 # The most words in common that a row shows.
 _MOST_WORDS = 5
 # A warning for each deletion of a fact.
@@ -169,9 +171,6 @@ def command(
 async def list_(memory: "CondensedMemory", **options: Any) -> Output:
     """List the current facts, the newest first."""
     filters = cli.without_none(options)
-    since = filters.get("since")
-    if since and since > filters.get("until", since):
-        raise UsageError("--since must not be after --until.")
     if "after" in filters:
         filters["after"] = (await _find(memory, filters["after"])).id
     facts = await cli.book_of(memory).alist(**filters)
@@ -242,7 +241,7 @@ async def explain(memory: "CondensedMemory", question: _Question) -> Output:
 
 async def _with_unread(memory: "CondensedMemory", output: Output) -> Output:
     """Return an output that says how many messages are unread: a command has no model to learn from them."""
-    count = await memory.facts_block.learning.count_unread(memory.session_id)
+    count = await memory.facts_block.count_unread(memory.session_id)
     if not count:
         return output
     messages = pluralize(count, "message")
@@ -253,7 +252,7 @@ async def _with_unread(memory: "CondensedMemory", output: Output) -> Output:
 async def _explain_in_session(memory: "CondensedMemory", question: str) -> Any:
     """Explain the facts of a prompt for the question, of which nothing is stored."""
     # Imported here: it imports LlamaIndex.
-    from llama_index_memory_ext import PromptPreviewer
+    from llama_index_memory_ext import preview_prompt
 
     block = memory.facts_block
     limits = {
@@ -262,10 +261,9 @@ async def _explain_in_session(memory: "CondensedMemory", question: str) -> Any:
         "time_zone": block.zone,
     }
     namespace = block.namespace_of(memory.session_id)
-    previewer = await PromptPreviewer.open(
-        memory.sql_store, memory.session_id, namespace, limits
+    preview = await preview_prompt(
+        memory.sql_store, memory.session_id, namespace, limits, question
     )
-    preview = await previewer.prompt(question)
     return preview.explanation
 
 
@@ -407,26 +405,12 @@ async def _find(memory: "CondensedMemory", text: str) -> "Fact":
     return matching_facts[0]
 
 
-def short_ids(ids: Iterable[str]) -> dict[str, str]:
-    """Return the beginning of each id, with the least common length from 8 on that keeps the ids apart.
-
-    >>> short_ids(["abcdefgh1", "abcdefgh2", "xyz"])["abcdefgh1"], short_ids(["0123456789"])
-    ('abcdefgh1', {'0123456789': '01234567'})
-    """
-    unique_ids = set(ids)
-    length = 8
-    while len({fact_id[:length] for fact_id in unique_ids}) < len(unique_ids):
-        length += 1
-    return {fact_id: fact_id[:length] for fact_id in unique_ids}
-
-
 def facts_table(facts: Sequence["Fact"], owner: str) -> RenderableType:
     """Return a table of facts in their order, with the state of each fact that does not hold now.
 
     It has a column of agents if a fact belongs to an agent. Without facts, return the
     text "No facts of OWNER".
     """
-    ids = short_ids(fact.id for fact in facts)
     columns = ["id", "fact", "category", "confidence", "since"]
     has_agents = any(fact.agent_id is not None for fact in facts)
     if has_agents:
@@ -435,7 +419,7 @@ def facts_table(facts: Sequence["Fact"], owner: str) -> RenderableType:
     for fact in facts:
         confidence = f"{fact.confidence:.2f}"
         day = f"{fact.updated_at:%Y-%m-%d}"
-        row = [ids[fact.id], _content(fact), fact.category, confidence, day]
+        row = [fact.id[:_ID_CHARACTERS], _content(fact), fact.category, confidence, day]
         if has_agents:
             row.append(fact.agent_id or "")
         rows.append(row)
@@ -444,7 +428,6 @@ def facts_table(facts: Sequence["Fact"], owner: str) -> RenderableType:
 
 def explanation_table(explanation: Any, owner: str) -> RenderableType:
     """Return a table of the facts, with the reason for which each is shown or not."""
-    ids = short_ids(explained.fact.id for explained in explanation.facts)
     rows = []
     for explained in explanation.facts:
         reason = explained.why
@@ -456,7 +439,8 @@ def explanation_table(explanation: Any, owner: str) -> RenderableType:
             content += f" (in common: {one_line(words)})"
         score = f"{explained.score:.2f}"
         similarity = f"{explained.similarity:.2f}"
-        rows.append((ids[explained.fact.id], content, score, similarity, reason))
+        fact_id = explained.fact.id[:_ID_CHARACTERS]
+        rows.append((fact_id, content, score, similarity, reason))
     # A terminal is narrow: --json has the other numbers.
     columns = ["id", "fact", "score", "similarity", "shown"]
     table = cli.table(columns, rows, empty=f"No facts of {owner}.")

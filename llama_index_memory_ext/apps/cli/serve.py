@@ -162,11 +162,9 @@ def mcp(
     check_whose(user, session)
     token = os.environ.get(_TOKEN_VARIABLE, "")
     if http is not None and len(token) < _SHORTEST_TOKEN:
-        making = 'python -c "import secrets; print(secrets.token_urlsafe())"'
-        call = "llama-index-memory mcp --user ann --http 8000"
         raise UsageError(
-            f"--http needs a token of {_SHORTEST_TOKEN} characters or more in {_TOKEN_VARIABLE}.",
-            f"Example: export {_TOKEN_VARIABLE}=$({making}) && {call}",
+            f"--http needs a token of {_SHORTEST_TOKEN} characters or more in {_TOKEN_VARIABLE}. Set it: "
+            f'export {_TOKEN_VARIABLE}=$(python -c "import secrets; print(secrets.token_urlsafe())")'
         )
     with needs_extra("mcp", "mcp", "mcp_types", "uvicorn"):
         # Imported here: it is optional, and takes a second.

@@ -118,7 +118,6 @@ class Inspector:
     async def _show(
         self, page: str, query: Mapping[str, str], status: int = 200, **more: Any
     ) -> Response:
-        await self._views.drop_deleted()
         if page == "":
             return RedirectResponse(self._pages.url("sessions"), 303)
         if page not in _PAGES:

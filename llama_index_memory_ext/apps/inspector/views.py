@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,9 +13,9 @@ from llama_index_memory_ext import (
     Fact,
     FactBook,
     FactError,
-    PromptPreviewer,
     body_of,
     display_name,
+    preview_prompt,
 )
 from llama_index_memory_ext.apps.inspector.pages import NotFoundError, Pages
 
@@ -65,9 +64,8 @@ class ListPage:
         ListPage(number=3, last=3, total=120, skipped=100)
         """
         last = max(1, -(-total // PAGE_ROWS))
-        wanted = default
-        if number.isdecimal() and len(number) < len(str(_LAST_PAGE)):
-            wanted = int(number)
+        # Python refuses to read very long numbers.
+        wanted = int(number[:9]) if number.isdecimal() else default
         nearest = min(max(wanted, 1), last)
         return cls(nearest, last, total, skipped=(nearest - 1) * PAGE_ROWS)
 
@@ -90,20 +88,10 @@ class FactWithState(NamedTuple):
 
 @dataclass
 class Views:
-    """The contents of each page, from its query; ``limits`` are the settings of the memory, its agent too.
-
-    A session page keeps its indexes for the next page of the same session and user.
-    """
+    """The contents of each page, from its query; ``limits`` are the settings of the memory, its agent too."""
 
     store: MemoryStore
     limits: Mapping[str, Any]
-    _previewer: PromptPreviewer | None = None
-    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    async def drop_deleted(self) -> None:
-        """Drop the kept indexes if messages or facts of their session and user were deleted since."""
-        if self._previewer and not await self._previewer.is_current():
-            self._previewer = None
 
     async def sessions(self, query: Mapping[str, str]) -> Context:
         """Return the sessions whose name or users contain the text ``q``, the last used first."""
@@ -144,22 +132,9 @@ class Views:
         """Return a session, and the prompt that the model would get for the question ``q``."""
         session = await self._session(query)
         question = query.get("q", "")
-        async with self._lock:
-            # Messages or facts may have been deleted while the page waited.
-            await self.drop_deleted()
-            previewer = self._previewer
-            # A failure may leave an index half done.
-            self._previewer = None
-            subject = (session["id"], session["user"])
-            if previewer is None or subject != (
-                previewer.session_id,
-                previewer.namespace,
-            ):
-                previewer = await PromptPreviewer.open(
-                    self.store, *subject, self.limits
-                )
-            preview = await previewer.prompt(question)
-            self._previewer = previewer
+        preview = await preview_prompt(
+            self.store, session["id"], session["user"], self.limits, question
+        )
         numbers = _numbers_of(preview)
         return {**session, **numbers, "preview": preview, "q": question}
 
@@ -216,7 +191,7 @@ class Views:
         )
         facts_block = memory.facts_block.belong_to(user)
         return {
-            "unread": await facts_block.learning.count_unread(memory.session_id),
+            "unread": await facts_block.count_unread(memory.session_id),
             "user": user,
             "chosen": chosen,
             "q": part,
@@ -274,20 +249,18 @@ class Views:
 
 
 def _numbers_of(preview: PromptPreview) -> Context:
-    """Return the numbers of facts that hold, and the progress and the calls of each reader for facts."""
+    """Return the numbers of facts that hold, and the progress of each reader for facts."""
     block = preview.memory.facts_block
     now = block.now()
     current = [fact for fact in preview.all_facts if fact.state(now) == "present"]
-    numbers: Context = {
+    set_aside = chain.from_iterable(reader.set_aside for reader in preview.readers)
+    return {
         "active": preview.active,
         "current_facts": len(current),
         "agent_facts": sum(block.view.sees(fact.agent_id) for fact in current),
         "unread": {reader.name: reader.unread for reader in preview.readers},
+        "set_aside": sorted(set_aside),
     }
-    for name in ("set_aside", "days", "rejected"):
-        values = chain.from_iterable(getattr(entry, name) for entry in preview.readers)
-        numbers[name] = sorted(values)
-    return numbers
 
 
 def _is_in(part: str, *texts: str) -> bool:
@@ -313,11 +286,11 @@ def timeline_of(fact: Fact) -> list[tuple[datetime, str]]:
 
 
 def _retirement(retired: Any) -> str:
-    """Return how a fact has ended, and why: "retired: change: moved to Rome"."""
-    if retired.retired_reason == "rejected by hand":
-        return "rejected"
-    known_parts = filter(None, (retired.retired_by, retired.retired_reason))
-    return ": ".join(["retired", *known_parts])
+    """Return how a fact has ended, and why: "retired: change: moved to Rome", "rejected: a guess"."""
+    parts = ["retired", retired.retired_by, retired.retired_reason]
+    if retired.retired_by == "rejected":
+        parts = parts[1:]
+    return ": ".join(filter(None, parts))
 
 
 async def report(
