@@ -187,10 +187,11 @@ class LogBlock(BaseMemoryBlock[str]):
         sessions = list(self._seen) if session_id is None else [session_id]
         for session in sessions:
             self._seen.pop(session, None)
-            if self.store or await self._store.readers.has_session(session):
-                await self._flush(session)
-            else:
+            is_private = self.store is None and not self._store.database.is_gone
+            if is_private and not await self._store.readers.has_session(session):
                 _advise_on_settings(self.name)
+            else:
+                await self._flush(session)
 
     @abstractmethod
     async def _flush(self, session_id: str) -> None:

@@ -64,14 +64,12 @@ def _tagged(
     text = "<memory>\n"
     for name, blocks in memory_blocks:
         text += f"<{name}>\n"
-        last = len(blocks) - 1
         for i, block in enumerate(blocks):
-            is_text = isinstance(block, TextBlock)
-            if text and (i > 0 or not is_text):
+            if text and (i > 0 or not isinstance(block, TextBlock)):
                 content.append(TextBlock(text=text))
                 text = ""
-            if text or not _stands_alone(block, is_last=i == last):
-                text += _whole_lines(block)
+            if isinstance(block, TextBlock):
+                text += _whole_lines(block.text)
             else:
                 content.append(block)
         text += f"</{name}>\n"
@@ -79,17 +77,8 @@ def _tagged(
     return [*content, TextBlock(text=text)]
 
 
-def _stands_alone(block: ContentBlock, *, is_last: bool) -> bool:
-    """Return whether a block is sent as it is; a tag follows the last block's text."""
-    if not isinstance(block, TextBlock):
-        return True
-    return block.text.endswith("\n") and not is_last
-
-
-def _whole_lines(block: ContentBlock) -> str:
-    if not isinstance(block, TextBlock) or not block.text:
-        return ""
-    return block.text if block.text.endswith("\n") else f"{block.text}\n"
+def _whole_lines(text: str) -> str:
+    return text if not text or text.endswith("\n") else f"{text}\n"
 
 
 def content_of(

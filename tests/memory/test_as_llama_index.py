@@ -20,15 +20,10 @@ from typing import Any
 
 import pytest
 from llama_index.core.base.llms.types import (
-    AudioBlock,
     ChatMessage,
-    CitableBlock,
     ContentBlock,
-    DocumentBlock,
-    ImageBlock,
     MessageRole,
     TextBlock,
-    ThinkingBlock,
     ToolCallBlock,
     VideoBlock,
 )
@@ -38,10 +33,9 @@ from llama_index.core.memory import (
     Memory,
     StaticMemoryBlock,
 )
-from llama_index.core.storage.chat_store import SimpleChatStore
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 
-from llama_index_memory_ext import CondensedMemory, StoreError, TokenCounter
+from llama_index_memory_ext import CondensedMemory, TokenCounter
 from tests.conversation import assistant, user
 from tests.memories import close_plain_memory
 
@@ -132,52 +126,6 @@ def text_of(messages: list[ChatMessage]) -> str:
 
 def roles_of(messages: list[ChatMessage]) -> list[str]:
     return [message.role.value for message in messages]
-
-
-@pytest.mark.parametrize(
-    ("block", "counted"),
-    [
-        (TextBlock(text="Test message"), 2),
-        (ImageBlock(url="http://example.com/image.jpg"), 256),
-        (VideoBlock(url="http://example.com/video.mp4"), 256),
-        (AudioBlock(url="http://example.com/audio.mp3"), 256),
-        (
-            DocumentBlock(
-                url="http://example.com/doc.pdf", document_mimetype="application/pdf"
-            ),
-            2048,
-        ),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-async def test_the_tokens_of_a_block(
-    open_either: Open, block: ContentBlock, counted: int
-) -> None:
-    assert (
-        open_either()._estimate_token_count(ChatMessage(role="user", blocks=[block]))
-        == counted
-    )
-
-
-@pytest.mark.parametrize(
-    "block",
-    [
-        ToolCallBlock(
-            tool_call_id="1", tool_name="search", tool_kwargs={"query": LOREM * 5}
-        ),
-        ThinkingBlock(content=LOREM),
-        CitableBlock(title="t", source="s", content=[TextBlock(text=LOREM)]),
-    ],
-    ids=lambda block: type(block).__name__,
-)
-async def test_a_block_that_not_every_version_counts_is_counted_alike(
-    block: ContentBlock,
-) -> None:
-    message = ChatMessage(role="assistant", blocks=[block])
-    async with CondensedMemory.from_defaults("chat", extract_facts=False) as memory:
-        assert memory._estimate_token_count(
-            message
-        ) == Memory.from_defaults()._estimate_token_count(message)
 
 
 async def test_what_is_put_comes_back(open_either: Open) -> None:
@@ -364,14 +312,6 @@ async def test_concurrent_puts_lose_nothing() -> None:
     assert sorted(stored) == sorted(f"{i} {LOREM}" for i in range(12))
 
 
-def test_calls_without_a_loop_work_one_after_the_other() -> None:
-    memory = CondensedMemory.from_defaults("chat", extract_facts=False)
-    memory.put(user("one"))
-    memory.put(user("two"))
-    assert [message.content for message in memory.get_all()] == ["one", "two"]
-    memory.close()
-
-
 async def test_the_schema_of_the_database_stays(open_either: Open) -> None:
     memory = open_either(table_name="my_memory", db_schema="my_schema")
     await memory.aput(user("Before"))
@@ -379,11 +319,3 @@ async def test_the_schema_of_the_database_stays(open_either: Open) -> None:
     store: Any = memory.sql_store
     assert (store.table_name, store.db_schema) == ("my_memory", "my_schema")
     assert await memory.aget_all() == []
-
-
-async def test_another_chat_store_is_refused() -> None:
-    with pytest.raises(
-        StoreError,
-        match=r"chat_store must be a MemoryStore, .* it is a SimpleChatStore\. Use",
-    ):
-        CondensedMemory.from_defaults("chat", chat_store=SimpleChatStore())  # type: ignore[arg-type]

@@ -265,13 +265,6 @@ async def test_a_plain_memory_shows_the_days_of_a_zone(
     assert "<message date>2026-03-11\n" in sent_text(await memory.aget())
 
 
-def test_the_synchronous_calls_show_the_same_days(open_memory: OpenMemory) -> None:
-    memory = open_memory(time_zone="Pacific/Auckland")
-    memory.put_messages([said("Hello.", EVENING), assistant("Hi."), user("And now?")])
-    assert "<message date>2026-03-11\n" in sent_text(memory.get())
-    assert memory.facts.add("Likes tea").began == datetime.now(AUCKLAND).date()
-
-
 async def test_a_zone_may_change_between_sessions_and_facts_keep_their_day(
     open_memory: OpenMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

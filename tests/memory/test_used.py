@@ -15,7 +15,6 @@ from llama_index.core.llms import ChatMessage
 from llama_index_memory_ext import CondensedMemory, MemoryBlocksTemplate
 from llama_index_memory_ext.events import FactsInjectedEvent, MessagesRecalledEvent
 from llama_index_memory_ext.memory.search import MemorySearchResult
-from llama_index_memory_ext.store import MemoryStore
 from tests.conversation import assistant, calling, recalled, result, sent_text, user
 from tests.memories import OpenMemory
 from tests.memory.test_events import Learner, Listener, add, heard
@@ -226,21 +225,3 @@ async def test_with_a_template_of_the_program_and_without_facts_it_is_told_too(
     await memory.facts.aadd("Works with Caroline")
     prompt = await ask(memory, QUESTION)
     assert shown_by(memory) == ([], recalled(prompt))
-
-
-async def test_a_temporary_memory_tells_the_facts_of_its_user(
-    database_uri: str,
-) -> None:
-    store = MemoryStore(database_uri)
-    memory = CondensedMemory.from_defaults(
-        "chat", user_id="ann", chat_store=store, extract_facts=False
-    )
-    await memory.facts.aadd("Likes tea")
-    private = CondensedMemory.from_defaults(
-        "private", user_id="ann", chat_store=store, temporary=True
-    )
-    async with private as temporary:
-        await temporary.aput(user("What do I like?"))
-        await temporary.aget()
-        assert shown_by(temporary)[0] == ["Likes tea"]
-    await store.aclose()
