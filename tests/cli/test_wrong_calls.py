@@ -32,7 +32,6 @@ COMMANDS = [
     ),
     ("facts edit 1 --user ann --content ' '", "words are needed", "facts edit 3f2a"),
     ("sessions list --limit -3", "--limit", "sessions list --limit 20"),
-    ("export --session a --format xml", "'xml'", "export --user ann"),
     ("retain --days old", "--days", "retain --days 90"),
     ("inspect --token-limit 4k", "--token-limit", "inspect --db memory.db"),
     ("mcp --user ann --http 99999", "--http", "mcp --user ann"),

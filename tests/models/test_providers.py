@@ -145,7 +145,6 @@ async def test_twenty_turns_have_the_same_tokens_with_signatures_and_without(
                 *found,
                 *nodes,
                 copied,
-                await memory.aexport(layout="openai"),
             ]
         )
     tokens = [sum(map(counter.count, shown)) for shown in texts]
