@@ -91,7 +91,9 @@ def test_a_block_of_code_runs(code: str, tmp_path: Path) -> None:
             ["HistoryCondensedEvent", "MessagesRecalledEvent"],
             [*["FactsInjectedEvent"] * 2, "FactsExtractedEvent"],
         )
-        assert re.search(r'"memory.messages": 2,|^messages +2$', done.stdout, re.M)
+        assert re.search(
+            r'"memory.messages": 2,|^messages +2$', done.stdout, re.MULTILINE
+        )
         # What was said is in neither.
         assert not re.search("pytest|Question", done.stdout)
     assert server.refusals == []
