@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 PICTURE = """\
 .           __main__                                                      # the command, also without the extra
 ---
-apps/cli    serve > data deletion facts > copies > app                    # the commands
+apps/cli    serve > data deletion facts > app                             # the commands
 ---
 apps        demo mcp                                                      # the demo, and a server for other programs
 apps/inspector server > views > actions > pages                           # pages about a database, for a browser
@@ -51,7 +51,7 @@ learning    prompt report > budget reply > categories                     # what
 ---
 store       __init__ > deletion writing sessions > deleted_words log owners facts vectors >
             readers > fact_rows > rows > database > marks versions > transaction >
-            address cache changes schema > encryption tables              # tables, rows, keys
+            address cache schema > encryption tables                      # tables, rows, keys
 search      embeddings > tfidf                                            # how similar two texts are
 formats     __init__ > layouts                                  # messages of other programs, as JSON
 ---
@@ -85,7 +85,6 @@ WITH_ONE_IMPORTER = {
     "models/caching_openai.py": "is public, and loads OpenAI's library",
     "models/offline.py": "is public, and data about the topics of a first try",
     "agents/contexts.py": "is for workflows that wait for a human, and public",
-    "apps/cli/copies.py": "is a folder of files, apart from the commands",
     "apps/mcp.py": "needs the extra mcp",
     "apps/cli/facts.py": "is one of the groups of commands",
     "learning/endings.py": "is a request of its own, for models without tools",

@@ -20,7 +20,7 @@ from llama_index.core.memory import Memory
 from llama_index.core.utils import get_tqdm_iterable
 
 import llama_index_memory_ext as ext
-from llama_index_memory_ext import OfflineModel, SettingError, body_of
+from llama_index_memory_ext import OfflineModel, body_of
 from llama_index_memory_ext.apps.cli import TIMEOUT, model_host, one_line, plain
 
 if TYPE_CHECKING:
@@ -63,16 +63,11 @@ def choose_model(**options: Any) -> LLM:
     variables = os.environ
     if not variables.get("OPENAI_API_KEY"):
         return OfflineModel(**options)
-    seconds = variables.get("OPENAI_TIMEOUT") or str(TIMEOUT)
-    if not seconds.replace(".", "", 1).isdecimal():
-        raise SettingError(
-            f"OPENAI_TIMEOUT must be a number of seconds such as 30; got {seconds!r}. Unset it for 30 seconds."
-        )
     options |= {
         "model": variables.get("OPENAI_MODEL") or "gpt-4o-mini",
         "api_base": variables.get("OPENAI_API_BASE"),
         "OPENAI_CONTEXT_WINDOW": variables.get("OPENAI_CONTEXT_WINDOW") or None,
-        "timeout": float(seconds),
+        "timeout": variables.get("OPENAI_TIMEOUT") or TIMEOUT,
     }
     return ext.AnyOpenAI(max_retries=1, **options)
 

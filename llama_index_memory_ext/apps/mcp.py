@@ -4,7 +4,6 @@
 import hmac
 import inspect
 import logging
-import re
 from collections.abc import Awaitable, Callable
 from datetime import date
 from functools import wraps
@@ -17,7 +16,6 @@ from mcp.types import ToolAnnotations
 from pydantic import Field, ValidationError
 
 from llama_index_memory_ext import (
-    FactError,
     MemoryExtError,
     MemoryRetriever,
     MemoryToolSpec,
@@ -51,10 +49,6 @@ _Query = Annotated[
 ]
 _Word = Annotated[str | None, Field(description="Facts with this.", max_length=100)]
 _Limit = Annotated[int, Field(description="Most facts.", ge=1, le=_MOST_LISTED)]
-_Id = Annotated[
-    str | None, Field(description="Facts behind the fact with this id.", min_length=8)
-]
-_EXAMPLE = re.compile(r"Example:\s+(\w+\(.*?\))$", re.MULTILINE | re.DOTALL)
 
 
 class _Server(MCPServer):
@@ -79,12 +73,9 @@ class _Server(MCPServer):
                     raise
                 for problem in error.__cause__.errors():
                     argument = ".".join(map(str, problem["loc"]))
-                    about = parameters.get(argument, {}).get("description", "")
-                    problems.append(f"{argument}: {problem['msg']}. {about}".strip())
-        example = _EXAMPLE.search(tools[name].description or "")
-        call = " ".join(example[1].split()) if example else name
+                    problems.append(f"{argument}: {problem['msg']}.")
         raise ToolError(
-            f"{name} was not called. {' '.join(problems)} It takes: {', '.join(parameters)}. Example: {call}"
+            f"{name} was not called. {' '.join(problems)} It takes: {', '.join(parameters)}."
         ) from None
 
 
@@ -125,7 +116,6 @@ class _Readers:
     async def list_memories(
         self,
         limit: _Limit = 20,
-        after: _Id = None,
         since: _Day = None,
         until: _Day = None,
         category: _Word = None,
@@ -137,29 +127,16 @@ class _Readers:
         """
         wanted = _filters(since, until, category, tag)
         facts = await self._memory.facts.alist(**wanted)
-        start = 0
-        if after:
-            ids = [fact.id[: len(after)] for fact in facts]
-            if after not in ids:
-                raise FactError(
-                    "after is the id of no listed fact. Begin again without after, as in list_memories(limit=20)."
-                )
-            start = ids.index(after) + 1
-        page = self._spec.describe(facts[start : start + limit])
-        return f"{page}{len(facts)} facts in all."
+        return f"{self._spec.describe(facts[:limit])}{len(facts)} facts in all."
 
 
 def _filters(
     since: date | None, until: date | None, category: str | None, tag: str | None
 ) -> dict[str, Any]:
     """Return the conditions of a ``FactFilter`` that are set."""
-    values = {"since": since, "until": until, "category": category}
-    wanted: dict[str, Any] = {
-        name: value for name, value in values.items() if value is not None
-    }
-    if tag:
-        wanted["tags"] = (tag,)
-    return wanted
+    tags = (tag,) if tag else None
+    values = {"since": since, "until": until, "category": category, "tags": tags}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def memory_server(

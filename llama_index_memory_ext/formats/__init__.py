@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, get_args
 
@@ -52,7 +51,8 @@ _FORMATS = {
     "parts": f"a message of the AI SDK or of Gemini. {_CONVERT}/from-other-agents.md",
     "contents": f"a request to Gemini. {_CONVERT}/from-other-agents.md",
     "chunkedPrompt": "a prompt of Google AI Studio",
-    "schema": "facts that export --user has written, for import --user",
+    "schema": "facts, for import --user",
+    "sessions": "a copy of export --user, for import without --session",
 }
 
 
@@ -87,8 +87,8 @@ def messages_from_json(
         show_progress: Whether a progress bar is shown.
 
     Raises:
-        MessageError: The source is no JSON or holds no messages; also NaN, a key twice
-            in an object, and more than 100 levels. The error names the place, the
+        MessageError: The source is no JSON or holds no messages; also NaN, and more
+            than 100 levels. The error names the place, the
             expected value, and the keys and types there, never a text.
 
     Examples:
@@ -198,7 +198,7 @@ def loaded_json(source: str | bytes | bytearray) -> Json:
         value, line_ends = _NEXT_LINE.subn(r"},\1{", text.removeprefix("\ufeff"))
         if line_ends:
             value = f"[{value}]"
-        return json.loads(value, object_pairs_hook=_unique)
+        return json.loads(value)
     except UnicodeDecodeError as error:
         problem = f"Expected JSON in UTF-8, UTF-16 or UTF-32; byte {error.start} is none of {error.encoding}."
     except json.JSONDecodeError as error:
@@ -213,16 +213,6 @@ def loaded_json(source: str | bytes | bytearray) -> Json:
         )
     # Outside of the handlers, because an error in a handler would carry the text.
     raise MessageError(problem)
-
-
-def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        twin = Counter(key for key, _ in pairs).most_common(1)[0][0]
-        raise MessageError(
-            f"Expected each key once in an object; saw {twin[:40]!r} twice, so a value would be lost."
-        )
-    return fields
 
 
 def _read(value: Json) -> ChatMessage:

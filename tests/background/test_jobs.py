@@ -55,7 +55,7 @@ async def test_a_caller_does_not_wait_for_the_pause_after_a_failure(
     jobs = new_jobs()
     for _ in range(3):
         jobs.start(CHAT, fail, 3600.0)
-        await asyncio.wait_for(jobs.wait(CHAT), 5)
+        await asyncio.wait_for(jobs.wait(CHAT), PATIENCE_SECONDS)
     assert number_of_failures(jobs, CHAT) == 1
     (line,) = [record.getMessage() for record in caplog.records]
     assert (

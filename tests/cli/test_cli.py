@@ -235,7 +235,7 @@ def test_a_fact_is_added_found_retired_restored_and_forgotten(cli: Here) -> None
         cli("facts", "explain", "How should I do testing?", *ANN, "--json").stdout
     )
     assert {fact["id"]: fact["why"] for fact in explained["facts"]} == {
-        pytest_id: "matches in its own words",
+        pytest_id: "like the question",
         docker_id: "pinned",
     }
     assert (
@@ -288,8 +288,8 @@ def test_a_fact_is_explained_as_the_prompt_of_a_session_shows_it(
     add(cli, "Likes trains", "--agent", "travel")
     before = dump(database)
     assert explained("--session", "s") == ["left out: its message is in the record"]
-    assert explained("--session", "new") == ["matches in its own words"]
-    assert explained() == ["matches in its own words"]
+    assert explained("--session", "new") == ["like the question"]
+    assert explained() == ["like the question"]
     assert len(explained("--session", "s", "--agent", "travel")) == 2
     assert dump(database) == before
     cli("facts", "edit", fact.id, *ANN, "--content", "Is allergic to walnuts")
@@ -522,9 +522,8 @@ def test_facts_of_all_agents_are_exported_imported_and_forgotten(
         add(cli, f"Dreams of an island {options}", *options)
     exported = cli("export", *ANN).stdout
     other = ("--db", str(tmp_path / "other.db"))
-    assert "Imported 3 facts" in cli("import", "-", *ANN, *other, stdin=exported).stdout
+    assert "3 facts of ann" in cli("import", "-", *other, stdin=exported).stdout
     assert cli("export", *ANN, *other).stdout == exported
-    assert len(cli("export", *ANN, "--agent", "travel").stdout.splitlines()) == 3
     done = cli("forget", *ANN, "--yes", "--json")
     assert json.loads(done.stdout)["deleted"]["facts"] == 3
     assert b"island" not in database.read_bytes()
@@ -755,7 +754,7 @@ def test_a_database_of_a_newer_package_is_told(cli: Here, database: Path) -> Non
         connection.execute("UPDATE llama_index_memory_schema SET version = 99")
     done = cli("doctor", "--json")
     assert done.returncode == 1
-    assert "version 99, and this package knows version" in checks(done)["database"][1]
+    assert "version 99, and this package knows" in checks(done)["database"][1]
     listed = cli("facts", "list", *ANN, "--json")
     assert (listed.returncode, listed.stdout) == (1, "")
     assert "version 99" in json.loads(listed.stderr)["error"]
@@ -906,10 +905,9 @@ def test_a_database_of_something_else_is_left_alone(cli: Here, database: Path) -
         ),
         (("facts", "retire", "x", *ANN), 1, "'ann' has no fact 'x' (1 fact)"),
         (("export",), 2, "pass either --user ID or --session ID"),
-        (("export", *ANN, "-o", "/"), 1, "/ is not empty. Name a new folder."),
-        (("export", *ANN, "--agent", "a", "-o", "f"), 2, "leave out --output"),
+        (("export", *ANN, "-o", "/"), 1, "/ cannot be read or written"),
         (("import", "/", *ANN, "--agent", "a"), 1, "/ cannot be read"),
-        (("import", "/"), 1, "/ is no copy of a user's data: expected copy.json"),
+        (("import", "/"), 1, "/ cannot be read"),
         (("export", "--session", "s", "--format", "xml"), 2, "xml"),
         (("import", "/no/such/file", *ANN), 1, "/no/such/file cannot be read"),
         (("import", "-"), 2, "pass --session ID to import messages"),

@@ -51,12 +51,12 @@ async def fill(database: Path) -> None:
 
 @pytest.fixture
 def filled(command: Here, database: Path, tmp_path: Path) -> Path:
-    """The folder of Ann's copy."""
+    """The file of Ann's copy."""
     asyncio.run(fill(database))
-    folder = tmp_path / "new" / "copy"
-    done = command("export", "--user", "ann", "-o", str(folder), "--db", str(database))
-    assert done.stdout == f"Wrote 2 sessions and all facts of ann to {folder}.\n"
-    return folder
+    file = tmp_path / "ann.json"
+    done = command("export", "--user", "ann", "-o", str(file), "--db", str(database))
+    assert (done.returncode, done.stdout) == (0, "")
+    return file
 
 
 def read(command: Here, database: Path, *options: str) -> Any:
@@ -64,34 +64,28 @@ def read(command: Here, database: Path, *options: str) -> Any:
 
 
 def test_a_copy_has_all_sessions_and_facts_and_is_read_again(
-    command: Here, database: Path, filled: Path, tmp_path: Path
+    command: Here, filled: Path, tmp_path: Path
 ) -> None:
-    """Each file is named by a number; a second import adds nothing, and a copy of the copy is the same."""
+    """A second import adds nothing, and a copy of the copy is the same."""
     new = tmp_path / "new.db"
-    names = ["copy.json", "facts.jsonl", "session-1.json", "session-2.json"]
-    assert sorted(path.name for path in filled.iterdir()) == names
-    sessions = json.loads((filled / "copy.json").read_text())["sessions"]
-    assert sorted(sessions.values()) == sorted([ALONE, SHARED])
+    copy = json.loads(filled.read_text())
+    assert set(copy["sessions"]) == {ALONE, SHARED}
     counts = {"messages": 6, "sessions": 2, "facts": 3}
     assert read(command, new, "import", str(filled)) == {**counts, "skipped": []}
-    nothing = {**counts, "messages": 0, "sessions": 0, "skipped": [*sessions.values()]}
-    assert read(command, new, "import", str(filled)) == nothing
+    again = read(command, new, "import", str(filled))
+    assert sorted(again.pop("skipped")) == sorted([ALONE, SHARED])
+    assert again == {**counts, "messages": 0, "sessions": 0}
     listed = read(command, new, "sessions", "list")
     users = {info["session_id"]: info["user_ids"] for info in listed}
     assert users == {ALONE: ["ann"], SHARED: ["ann", "bob"]}
-    again = tmp_path / "again"
-    command("export", "--user", "ann", "-o", str(again), "--db", str(new))
-    for name, session in sessions.items():
-        others = json.loads((again / "copy.json").read_text())["sessions"]
-        (other,) = (file for file, key in others.items() if key == session)
-        assert (again / other).read_bytes() == (filled / name).read_bytes()
-    facts = [
-        {**fact, "message_ids": []}
-        for fact in map(json.loads, (again / "facts.jsonl").read_text().splitlines())
-    ]
-    before = map(json.loads, (filled / "facts.jsonl").read_text().splitlines())
-    assert facts[1:] == list(before)[1:]
-    assert facts[2]["past_changes"]
+    printed = command("export", "--user", "ann", "--db", str(new)).stdout
+    copy_of_copy = json.loads(printed)
+    assert copy_of_copy["sessions"] == copy["sessions"]
+    for facts in (copy_of_copy["facts"], copy["facts"]):
+        # The first is the version; the rows of a message are those of its database.
+        assert [fact.pop("message_ids") for fact in facts[1:]]
+    assert copy_of_copy["facts"] == copy["facts"]
+    assert copy["facts"][2]["past_changes"]
 
 
 def test_the_words_of_another_stay_the_words_of_the_other(
@@ -111,7 +105,7 @@ def test_a_copy_is_read_under_another_name_that_was_put_into_its_files(
     """By the expression of the page about deletion."""
     page = (Path(__file__).parents[2] / "docs/deleting-a-person.md").read_text()
     (expression,) = re.findall(r"`(sed -i -E [^`]+)`", page)
-    program = expression.replace("copy-of-ann", str(filled))
+    program = expression.replace("ann.json", str(filled))
     subprocess.run(program, shell=True, check=True)  # noqa: S602 - of our page
     new = tmp_path / "new.db"
     done = command("import", str(filled), "--db", str(new))
@@ -137,29 +131,25 @@ def test_one_file_of_a_shared_session_keeps_its_speakers(
     assert filled.exists()
 
 
-def test_only_a_whole_copy_is_read_and_only_into_a_new_folder(
-    command: Here, database: Path, filled: Path, tmp_path: Path
+def test_what_is_no_copy_and_a_folder_are_refused(
+    command: Here, filled: Path, tmp_path: Path
 ) -> None:
-    again = command("export", "--user", "ann", "-o", str(filled), "--db", str(database))
-    assert (again.returncode, "is not empty" in again.stderr) == (1, True)
     new = ("--db", str(tmp_path / "new.db"))
-    both = command("import", str(filled), "--session", "s", *new)
-    assert (both.returncode, "cannot be read" in both.stderr) == (1, True)
-    source = ("--db", str(database))
-    failed = command("export", "--session", ALONE, "-o", str(tmp_path), *source)
+    part = json.loads(filled.read_text())
+    del part["facts"]
+    for content in ("[]", "no JSON", json.dumps(part)):
+        done = command("import", "-", *new, stdin=content)
+        assert (done.returncode, "must be a copy" in done.stderr) == (2, True)
+    as_messages = command("import", str(filled), "--session", "s", *new)
+    assert "It looks like a copy of export --user" in as_messages.stderr
+    folder = command("import", str(tmp_path), *new)
+    assert (folder.returncode, "cannot be read" in folder.stderr) == (1, True)
+    command("import", str(filled), *new)
+    failed = command("export", "--session", ALONE, "-o", str(tmp_path), *new)
     assert (failed.returncode, "cannot be read or written" in failed.stderr) == (
         1,
         True,
     )
-    (filled / "session-1.json").unlink()
-    lost = command("import", str(filled), *new)
-    assert (lost.returncode, "session-1.json cannot be read" in lost.stderr) == (
-        1,
-        True,
-    )
-    (filled / "copy.json").write_text("[]")
-    part = command("import", str(filled), *new)
-    assert (part.returncode, "expected copy.json" in part.stderr) == (1, True)
 
 
 def test_speakers_are_named_without_a_shell(tmp_path: Path) -> None:

@@ -553,7 +553,6 @@ def test_each_line_may_hold_a_message_and_an_empty_list_is_none() -> None:
         (f"{HELLO}\n{HELLO[:-1]}", "expecting ',' delimiter at line 2, column 37"),
         (b"\xff\xfe\xfa", "byte 2 is none of utf-16-le"),
         ("[" * 100_000, "cannot be read (RecursionError)"),
-        ('{"role": "user", "role": "system", "content": ""}', "saw 'role' twice"),
     ],
 )
 def test_what_is_no_json_of_messages_is_told_apart(source: Any, complaint: str) -> None:

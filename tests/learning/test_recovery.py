@@ -42,6 +42,12 @@ BAD: dict[str, Message] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _no_retry_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine would retry within a test, and be counted."""
+    monkeypatch.setattr(LogBlock, "retry_seconds", 3600.0)
+
+
 @pytest.mark.parametrize("answer", BAD.values(), ids=BAD.keys())
 async def test_a_turn_that_fails_for_good_is_set_aside_and_all_others_are_read(
     open_memory: OpenMemory,
@@ -74,10 +80,9 @@ async def test_a_turn_that_fails_for_good_is_set_aside_and_all_others_are_read(
 
 
 async def test_three_tries_have_a_pause_between_them_and_survive_a_restart(
-    learns: Learns, monkeypatch: pytest.MonkeyPatch
+    learns: Learns,
 ) -> None:
     """Each by another process."""
-    monkeypatch.setattr(LogBlock, "retry_seconds", 3600.0)
     for tries in range(1, 4):
         memory, server = learns(
             poisoned(BAD["unreadable"], "wine"),
@@ -144,9 +149,8 @@ async def test_a_model_that_is_never_understood_is_asked_for_two_batches_at_a_ti
 
 
 async def test_three_turns_with_pauses_cost_four_calls_of_a_model_that_answers_junk(
-    learns: Learns, monkeypatch: pytest.MonkeyPatch
+    learns: Learns,
 ) -> None:
-    monkeypatch.setattr(LogBlock, "retry_seconds", 3600.0)
     memory, server = learns(
         lambda messages, tools: BAD["unreadable"],
         extract_every_turns=1,

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from llama_index_memory_ext import CondensedMemory
+from llama_index_memory_ext.blocks import LogBlock
 from llama_index_memory_ext.memory.stats import MemoryStats
 from tests.conversation import assistant, calling, record, result, user
 from tests.memories import OpenMemory
@@ -144,8 +145,9 @@ async def test_what_was_cut_is_not_counted_as_summarised(
 
 
 async def test_what_fails_is_seen_until_it_succeeds(
-    open_memory: OpenMemory, start_model: StartModel
+    open_memory: OpenMemory, start_model: StartModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(LogBlock, "retry_seconds", 300.0)
     answers = [fail(500, "I like secrets")] * 2
     llm, _ = start_model(
         lambda messages, tools: answers.pop() if answers else model(messages, tools)
@@ -166,7 +168,7 @@ async def test_what_fails_is_seen_until_it_succeeds(
     for failure in stats.failures.values():
         assert (failure.failures, failure.error) == (1, "InternalServerError")
         assert start <= failure.at <= datetime.now(timezone.utc)
-        assert failure.retry_at == failure.at + timedelta(seconds=2)
+        assert failure.retry_at == failure.at + timedelta(seconds=300)
     assert (stats.pending, stats.left) == (5, 0)
     assert "failures       facts: failures 1, error InternalServerError" in str(stats)
     assert "secrets" not in str(stats) + repr(stats)

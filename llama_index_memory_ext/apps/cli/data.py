@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from json import detect_encoding
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
 import llama_index_memory_ext as ext
-from llama_index_memory_ext.apps.cli import TerminalError, UsageError, pluralize
+from llama_index_memory_ext.apps.cli import TerminalError, UsageError, plain, pluralize
 from llama_index_memory_ext.apps.cli import app as cli
 from llama_index_memory_ext.apps.cli.app import (
     Agent,
@@ -21,14 +22,9 @@ from llama_index_memory_ext.apps.cli.app import (
     TimeZone,
     User,
 )
-from llama_index_memory_ext.apps.cli.copies import (
-    file_errors,
-    import_copy,
-    import_session,
-    read_copy,
-    write_copy,
-    write_text,
-)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 cli.app.add_typer(
@@ -45,7 +41,7 @@ def list_(
     ] = sys.maxsize,
     time_zone: TimeZone = None,
     db: Db = None,
-    json: Json = False,
+    as_json: Json = False,
 ) -> None:
     """List the sessions, the last used first."""
 
@@ -67,61 +63,83 @@ def list_(
         empty = "No sessions." if user is None else f"No sessions of {user}."
         return Output(page, cli.table(columns, rows, empty=empty))
 
-    cli.run(db, read, as_json=json)
+    cli.run(db, read, as_json=as_json)
 
 
-def _no_session(session: str) -> TerminalError:
-    return TerminalError(
-        f"There is no session {session!r}. `sessions list` shows the sessions."
-    )
+@contextmanager
+def _file_errors(path: Path) -> Iterator[None]:
+    """Name the file that cannot be read or written."""
+    try:
+        yield
+    except OSError as error:
+        raise TerminalError(
+            f"{path} cannot be read or written: {error.strerror}."
+        ) from None
 
 
-@cli.app.command(epilog=cli.example("export --user ann -o copy-of-ann"))
+@cli.app.command(epilog=cli.example("export --user ann -o ann.json"))
 def export(
     *,
     session: Session = None,
     user: User = None,
-    agent: Agent = None,
     layout: Annotated[
         Literal["llama_index", "openai"],
         typer.Option("--format", metavar="FORMAT", help="llama_index or openai."),
     ] = "llama_index",
     output: Annotated[
-        Path,
-        cli.option(
-            "--output -o PATH",
-            "The file of a session, or the new folder of a user; - for stdout.",
-        ),
+        Path, cli.option("--output -o FILE", "The file; - for stdout.")
     ] = Path("-"),
     db: Db = None,
 ) -> None:
-    """Write messages as JSON, or a complete copy of a user's data.
+    """Write the messages of a session, or all data of a user, as JSON.
 
-    With --session, write the messages of the session. With --user and --output, write a
-    folder with the messages of all sessions and all facts, retired facts too. With
-    --user alone, write the facts as JSON Lines; with --agent, only the facts that this
-    agent sees.
+    With --user, write a copy: the messages of all sessions of the user, and all facts,
+    retired facts too.
     """
     cli.one_of(user, session)
-    is_copy = user is not None and str(output) != "-"
-    if is_copy and agent is not None:
-        raise UsageError("--agent writes facts to stdout; leave out --output.")
 
-    async def write(store: ext.MemoryStore) -> Output | None:
-        if is_copy:
-            return await write_copy(store, str(user), output)
+    async def write(store: ext.MemoryStore) -> None:
         if session is None:
-            text = await cli.book_of(cli.memory_on(store, None, user, agent)).aexport()
+            text = await _copy_of(store, str(user))
         else:
-            rows = await store.rows(session)
-            if not rows:
-                raise _no_session(session)
-            messages = [row.moved for row in rows if not row.is_damaged]
-            text = ext.messages_to_json(messages, layout=layout) + "\n"
-        write_text(output, text)
-        return None
+            text = await _messages_of(store, session, layout)
+            if text == "[]":
+                raise TerminalError(
+                    f"There is no session {session!r}. `sessions list` shows the sessions."
+                )
+        if str(output) != "-":
+            with _file_errors(output):
+                output.write_bytes(f"{text}\n".encode())
+            return
+        if sys.stdout.isatty():
+            text = plain(text)
+        sys.stdout.buffer.write(f"{text}\n".encode())
 
     cli.run(db, write)
+
+
+async def _messages_of(
+    store: ext.MemoryStore,
+    session: str,
+    layout: Literal["llama_index", "openai"] = "llama_index",
+) -> str:
+    rows = await store.rows(session)
+    messages = [row.moved for row in rows if not row.is_damaged]
+    return ext.messages_to_json(messages, layout=layout)
+
+
+async def _copy_of(store: ext.MemoryStore, user: str) -> str:
+    facts = await cli.book_of(cli.memory_on(store, None, user)).aexport()
+    sessions = {}
+    for info in await store.sessions(user):
+        messages = await _messages_of(store, info.session_id)
+        sessions[info.session_id] = json.loads(messages)
+    copy = {
+        "user": user,
+        "sessions": sessions,
+        "facts": list(map(json.loads, facts.splitlines())),
+    }
+    return json.dumps(copy, ensure_ascii=False, indent=2)
 
 
 @cli.app.command(
@@ -129,55 +147,106 @@ def export(
 )
 def import_(
     file: Annotated[
-        Path,
-        typer.Argument(
-            metavar="PATH",
-            help="The file to read, or the folder of a user; - for stdin.",
-        ),
+        Path, typer.Argument(metavar="FILE", help="The file to read; - for stdin.")
     ],
     *,
     session: Session = None,
     user: User = None,
     agent: Agent = None,
     db: Db = None,
-    json: Json = False,
+    as_json: Json = False,
 ) -> None:
     """Add messages to a session, facts to a user, or a copy of both.
 
-    A database that does not exist is created. A folder that `export --user` has written
-    is read whole. With --session, the file holds
-    messages in the layout of LlamaIndex or OpenAI's API, and --user names their user.
-    With --user alone, it holds facts in the layout of `export --user`. Facts of
-    imported messages are extracted when the session is next used. The guide "Coming
-    from elsewhere" has scripts that convert files of LangChain, LangGraph, mem0 and
-    Zep.
+    A database that does not exist is created. With --session, the file holds messages
+    in the layout of LlamaIndex or OpenAI's API, and --user names their user. With
+    --user alone, it holds facts as JSON Lines. Without both, it is a copy that `export
+    --user` has written. Facts of imported messages are extracted when the session is
+    next used. The guide "Coming from elsewhere" has scripts that convert files of
+    LangChain, LangGraph, mem0 and Zep.
     """
-    file = file.expanduser()
-    if file.is_dir() and (session, user, agent) == (None, None, None):
-        copy = read_copy(file)
-        cli.run(db, lambda store: import_copy(store, copy), create=True, as_json=json)
-        return
-    if session is None and user is None:
-        raise UsageError(
-            "pass --session ID to import messages, or --user ID to import facts."
-        )
-    with file_errors(file):
+    with _file_errors(file):
         if str(file) == "-":
             content = sys.stdin.buffer.read()
         else:
-            content = file.read_bytes()
+            content = file.expanduser().read_bytes()
 
     async def write(store: ext.MemoryStore) -> Output:
         if session is not None:
             kind = "message"
-            count = await import_session(store, session, user, content)
-        else:
+            count = await _import_session(store, session, user, content)
+        elif user is not None:
             kind = "fact"
             memory = cli.memory_on(store, None, user, agent)
             # Some editors write UTF-16.
-            text = content.decode(detect_encoding(content))
+            text = content.decode(json.detect_encoding(content))
             count = await cli.book_of(memory).aimport(text)
+        else:
+            return await _import_copy(store, _read_copy(content))
         done = f"Imported {pluralize(count, kind)} into {session or user}."
         return Output({f"{kind}s": count}, done)
 
-    cli.run(db, write, create=True, as_json=json)
+    cli.run(db, write, create=True, as_json=as_json)
+
+
+class _Copy(NamedTuple):
+    """The data of a user: the messages of each session, and the lines of facts."""
+
+    user: str
+    sessions: dict[str, list[Any]]
+    facts: list[Any]
+
+
+def _read_copy(content: bytes) -> _Copy:
+    try:
+        return _Copy(**json.loads(content))
+    except (ValueError, TypeError):
+        raise UsageError(
+            "pass --session ID to import messages, or --user ID to import facts. Without both, the file must be a copy "
+            "of a user's data, as `export --user ID` writes it."
+        ) from None
+
+
+async def _import_copy(store: ext.MemoryStore, copy: _Copy) -> Output:
+    """Store a copy. Sessions that have messages here stay as they are."""
+    stored = await store.sessions(session_ids=list(copy.sessions))
+    present = {info.session_id for info in stored}
+    counts = {"messages": 0, "sessions": 0}
+    skipped = []
+    for session, messages in copy.sessions.items():
+        if session in present:
+            skipped.append(session)
+            continue
+        counts["messages"] += await _import_session(store, session, copy.user, messages)
+        counts["sessions"] += 1
+    book = cli.book_of(cli.memory_on(store, None, copy.user))
+    counts["facts"] = await book.aimport("\n".join(map(json.dumps, copy.facts)))
+    listed = [pluralize(count, kind[:-1]) for kind, count in counts.items()]
+    text = f"Imported {', '.join(listed)} of {copy.user}."
+    if skipped:
+        text += f" Left out, because they have messages here: {', '.join(skipped)}."
+    return Output({**counts, "skipped": skipped}, text)
+
+
+async def _import_session(
+    store: ext.MemoryStore, session: str, user: str | None, source: Any
+) -> int:
+    """Add messages to a session, and return their number.
+
+    If the messages name speakers, the session is shared by them and the user.
+    """
+    messages = ext.messages_from_json(source)
+    speakers = {message.additional_kwargs.get("user_id") for message in messages}
+    if user is None:
+        # Otherwise, all words would belong to the next user.
+        user = min(filter(None, speakers), default=None)
+    memory = ext.CondensedMemory.from_defaults(
+        cli.NO_SESSION,
+        user_id=user,
+        shared=not speakers <= {None, user},
+        chat_store=store,
+        extract_facts=False,
+    )
+    # LlamaIndex may have stored an id that ``from_defaults`` does not accept.
+    memory.session_id = session
+    return await memory.aimport(source, show_progress=sys.stderr.isatty())
