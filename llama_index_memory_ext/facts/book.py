@@ -24,7 +24,7 @@ from llama_index_memory_ext.fact import (
     retire,
     utc_now,
 )
-from llama_index_memory_ext.facts.filters import FactFilter
+from llama_index_memory_ext.facts.filters import FactFilter, moment_for
 from llama_index_memory_ext.facts.history import history_of
 from llama_index_memory_ext.facts.ranking import RankedFact, rank
 from llama_index_memory_ext.settings import build_checked, unpacked
@@ -102,8 +102,8 @@ class FactBook:
             wanted: Each of the following, by name.
 
         Raises:
-            FactError: No fact can match: an unknown category, another agent, or an
-                unknown id. Or a datetime has no time zone.
+            FactError: No fact can match: an unknown category, another agent, an
+                unknown id, or ``since`` after ``until``. Or a datetime has no time zone.
         """
         selection = await self._filter(wanted)
         facts = await self._all()
@@ -373,6 +373,12 @@ class FactBook:
     async def _filter(self, wanted: Mapping[str, Any]) -> FactFilter:
         """Return the filter; a FactError if it can select no fact."""
         selection = build_checked(FactFilter, FactFilter, FactError, **wanted)
+        since = selection.since
+        until = selection.until
+        if since and until and moment_for(since, until) > moment_for(until, since):
+            raise FactError(
+                f"Expected since to be before until; got {since} and {until}. Exchange them."
+            )
         if selection.agent_id is not None:
             self._view.check(selection.agent_id)
         if selection.category is not None:
