@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from llama_index_memory_ext.errors import SettingError
 from llama_index_memory_ext.fact import (
     CONFIDENCE_WEIGHT,
     SIMILARITY_WEIGHT,
@@ -97,22 +96,15 @@ class Weights(NamedTuple):
     recency: float = 0.0
 
     def shares(self, ongoing: float = 1.0) -> Weights:
-        """Return the weights divided by their sum, recency times ``ongoing`` first.
-
-        Raises:
-            SettingError: A weight is negative, or similarity and confidence are both 0.
-        """
-        if min(self) < 0 or not self.similarity + self.confidence:
-            raise SettingError(
-                "similarity_weight, confidence_weight and recency_weight must be at least 0, the first two not both "
-                f"0; saw {', '.join(map(str, self))}. "
-                f"The defaults of the first two are {SIMILARITY_WEIGHT} and {CONFIDENCE_WEIGHT}."
-            )
+        """Return the weights divided by their sum, recency times ``ongoing`` first."""
         recency = self.recency * ongoing
         total = self.similarity + self.confidence + recency
         return Weights(
             self.similarity / total, self.confidence / total, recency / total
         )
+
+
+_SIMILARITY_AND_CONFIDENCE = Weights()
 
 
 def document_of(fact: Fact) -> Document:
@@ -675,35 +667,15 @@ def rank(
     facts: Sequence[Fact],
     question: str,
     context: Sequence[str] = (),
-    *,
-    similarity_weight: float = SIMILARITY_WEIGHT,
-    confidence_weight: float = CONFIDENCE_WEIGHT,
-    recency_weight: float = 0.0,
+    weights: Weights = _SIMILARITY_AND_CONFIDENCE,
     ranker: FactRanker | None = None,
 ) -> list[RankedFact]:
-    """Return all facts, best first: ``score = similarity_weight * similarity + confidence_weight * confidence``.
+    """Return all facts, best first, as ``ShowableFacts.score`` scores them; of equally good facts the newest first.
 
-    ``recency_weight * recency`` is added to the score. Similarities are divided by
-    the best of these facts, weights by their sum. If no fact has a word in common with
-    the question, confidence and recency decide. Ties: newest first.
-
-    Args:
-        facts: The facts to rank, retired ones like all others; none gives an empty
-            list.
-        question: The user's last message.
-        context: The turns before it, which count less.
-        similarity_weight: At least 0; a ValueError if it is not, or this and the next
-            are both 0.
-        confidence_weight: At least 0.
-        recency_weight: At least 0. The recency is 1 for the newest fact and is halved
-            by each 40 newer facts, by their times or by the order of ``facts``,
-            whichever gives more. Its weight is multiplied by ``min(1, terms / 15) **
-            2``, with the terms of the question and its context. A short question looks
-            something up, and a long question continues a subject.
-        ranker: Holds the documents of these facts; a missing fact has similarity 0.
-            None indexes the facts for this call, which takes about 0.1 ms for each.
+    If no fact has a word in common with the question, confidence and recency decide.
+    ``context`` are the turns before the question. ``ranker`` holds the documents of
+    these facts; None: they are indexed for this call, which takes about 0.1 ms for each.
     """
-    weights = Weights(similarity_weight, confidence_weight, recency_weight)
     showable = ShowableFacts(facts, _indexed(facts) if ranker is None else ranker)
     return list(showable.score(question, context, weights).best_first())
 

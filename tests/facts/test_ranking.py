@@ -148,9 +148,7 @@ def test_the_parts_of_a_score_can_be_read() -> None:
     best, other = rank(
         STACK,
         "Testing with Docker",
-        similarity_weight=3,
-        confidence_weight=1,
-        ranker=None,
+        weights=Weights(3, 1),
     )[:2]
     assert best.similarity == 1
     assert best.score == pytest.approx((3 + best.confidence) / 4)
@@ -161,7 +159,7 @@ def test_the_parts_of_a_score_can_be_read() -> None:
 def test_a_word_of_the_question_is_worth_more_than_a_little_confidence() -> None:
     """The word may stand in one of the turns before."""
     docker, hints, pytests = (
-        "Uses Docker for containers",
+        "Deploys with Docker in containers",
         "Likes type hints in Python",
         "Prefers pytest for tests",
     )
@@ -183,17 +181,21 @@ def test_newer_facts_count_more_while_something_is_going_on() -> None:
         *[f"Owns boat {i}" for i in range(80)],
         "Plans a garden of many pots",
     )
-    assert order(facts, PLAN, recency_weight=0.4)[0] == "Plans a garden of many pots"
     assert (
-        order(facts, "Which garden is planned?", recency_weight=0.4)[0]
+        order(facts, PLAN, weights=Weights(recency=0.4))[0]
+        == "Plans a garden of many pots"
+    )
+    assert (
+        order(facts, "Which garden is planned?", weights=Weights(recency=0.4))[0]
         == "Plans a garden of beds"
     )
     ranked = {
-        entry.fact.content: entry for entry in rank(facts, PLAN, recency_weight=0.4)
+        entry.fact.content: entry
+        for entry in rank(facts, PLAN, weights=Weights(recency=0.4))
     }
     assert ranked["Plans a garden of many pots"].recency == 1
     assert ranked["Owns boat 40"].recency == pytest.approx(0.5)
-    for entry in rank(facts, "And now?", [PLAN], recency_weight=0.4):
+    for entry in rank(facts, "And now?", [PLAN], weights=Weights(recency=0.4)):
         total = 0.6 * entry.similarity + 0.4 * entry.confidence + 0.4 * entry.recency
         assert entry.score == pytest.approx(total / 1.4)
     for entry in rank(facts, PLAN):
@@ -216,15 +218,6 @@ def test_the_order_of_many_facts_is_that_of_their_scores() -> None:
             ranked, key=lambda entry: (-entry.score, -entry.fact.created_at.timestamp())
         )
         assert len({entry.fact.id for entry in ranked}) == 1_500
-
-
-@pytest.mark.parametrize("weights", [(-0.1, 1), (1, -0.1), (0, 0)])
-def test_weights_that_mean_nothing_are_refused(weights: tuple[float, float]) -> None:
-    with pytest.raises(
-        ValueError,
-        match="similarity_weight, confidence_weight and recency_weight must be",
-    ):
-        rank(STACK, "tests", similarity_weight=weights[0], confidence_weight=weights[1])
 
 
 @given(
