@@ -82,7 +82,6 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     from llama_index_memory_ext.facts.book import FactBook
-    from llama_index_memory_ext.formats import Layout
     from llama_index_memory_ext.memory.backfill import Backfilled
     from llama_index_memory_ext.memory.stats import MemoryStats
     from llama_index_memory_ext.record.recall import FoundMessage
