@@ -137,7 +137,6 @@ MEASURES: dict[str, tuple[str, ...]] = {
         "checks/evidence.py",
         "store/log.py",
         "store/facts.py",
-        "store/fact_rows.py",
     ),
 }
 

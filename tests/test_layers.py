@@ -49,8 +49,8 @@ checks      comparison > clauses > evidence secrets                       # how 
 blocks      __init__                                                      # what both blocks share: they read one log
 learning    prompt report > budget reply > categories                     # what a model is asked, and its answer
 ---
-store       __init__ > deletion writing sessions > deleted_words log owners facts vectors >
-            readers > fact_rows > rows > database > marks versions > transaction >
+store       __init__ > deletion writing sessions > log owners facts vectors >
+            readers > rows > database > marks versions > transaction >
             address cache schema > encryption tables                      # tables, rows, keys
 search      embeddings > tfidf                                            # how similar two texts are
 formats     __init__ > layouts                                  # messages of other programs, as JSON
@@ -102,7 +102,6 @@ WITH_ONE_IMPORTER = {
     "record/sticky.py": "decides in plain functions, apart from the class that reads and stores",
     "store/deletion.py": "is one of the subjects of the store",
     "store/sessions.py": "is one of the subjects of the store",
-    "store/deleted_words.py": "deletes words from facts, apart from the rows of sessions",
     "store/writing.py": "is one of the subjects of the store",
     "store/versions.py": "makes and upgrades tables, apart from the connections",
     "background/threads.py": "runs the jobs of stores, apart from their databases",
@@ -310,7 +309,7 @@ LOADED_WITH_THE_PRESET = {
     "models": "ask local_embeddings",
     "record": "cache_points index media reader recall sticky text window",
     "search": "embeddings tfidf",
-    "store": "address cache changes database deleted_words deletion encryption fact_rows facts log marks owners "
+    "store": "address cache database deletion encryption facts log marks owners "
     "readers rows schema sessions tables transaction vectors versions writing",
     "text": "entries limits messages parts tokens turns",
     "words": "asking dates pronouns tokens",
