@@ -12,16 +12,15 @@ from hypothesis import strategies as st
 
 from llama_index_memory_ext import CondensedMemory, RelevantFactsBlock, TokenCounter
 from llama_index_memory_ext.fact import Fact
+from llama_index_memory_ext.facts.explanation import Explanation, format_facts
 from llama_index_memory_ext.facts.ranking import (
     FIRST_SHARE,
-    Explanation,
     Ranking,
     ShowableFacts,
     Weights,
     counted_line,
     document_of,
     fact_line,
-    format_facts,
     rank,
 )
 from llama_index_memory_ext.search.tfidf import Document, FactRanker, TfidfRanker
