@@ -40,7 +40,6 @@ _CHECKS = (
     "checks/clauses.py",
     "checks/comparison.py",
     "learning/rejections.py",
-    "learning/wording.py",
     "learning/validation.py",
     "learning/reply.py",
     "checks/evidence.py",

@@ -40,7 +40,7 @@ blocks      record facts > learning log_end                               # the 
 record      summary unread > recall media > reader > index > window cache_points >
             sticky text                                                   # within the limit
 learning    extractor > changes endings request > batch validation >
-            progress wording > rejections                                 # how facts are learned
+            progress > rejections                                         # how facts are learned
 ---
 facts       book > filters user_facts explanation > history ranking > concern # how facts are kept and ranked
 ---
@@ -92,7 +92,6 @@ WITH_ONE_IMPORTER = {
     "blocks/learning.py": "decides when facts are learned, apart from how they are shown",
     "blocks/log_end.py": "follows the log, apart from what is shown of it",
     "learning/changes.py": "decides in plain functions, apart from the class that asks and stores",
-    "learning/wording.py": "decides in plain functions, apart from the checks",
     "record/unread.py": "is read while another session is unread",
     "formats/layouts.py": "converts one message, apart from the list around it",
     "apps/inspector/actions.py": "writes, apart from the pages, which only read",
@@ -307,7 +306,6 @@ LOADED_WITH_THE_PRESET = {
     "background": "jobs locks loop recent threads",
     "blocks": "facts learning log_end record",
     "facts": "book concern explanation filters history ranking user_facts",
-    "formats": "layouts",
     "learning": "categories",
     "memory": "condensed_memory fields prompt search settings template writing",
     "models": "ask local_embeddings",

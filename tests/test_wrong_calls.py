@@ -27,7 +27,7 @@ from llama_index_memory_ext import (
     messages_from_json,
     trim,
 )
-from llama_index_memory_ext.blocks import facts as facts_block_module
+from llama_index_memory_ext.blocks import learning as learning_module
 from llama_index_memory_ext.memory.writing import warn_of_unused
 
 FEBRUARY, JANUARY = (
@@ -364,7 +364,7 @@ async def test_a_fact_that_is_longer_than_a_learned_one_is_stored_with_a_warning
 def test_a_facts_block_without_a_user_that_learns_is_warned_of_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    facts_block_module._warn_without_user.cache_clear()
+    learning_module._warn_without_user.cache_clear()
     RelevantFactsBlock(user_id="ann", llm=OfflineModel())
     RelevantFactsBlock(extract_facts=False)
     opened(llm=OfflineModel())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index_memory_ext.fact import ONLY_ENDS, Fact, utc_now, without_reasons
 from llama_index_memory_ext.store.fact_rows import (
@@ -23,25 +23,30 @@ if TYPE_CHECKING:
 class DeletedUser(NamedTuple):
     """A user whose data is deleted.
 
-    ``namespaces``: the namespaces that are deleted. ``sessions``: the user's sessions,
-    each with the users who stay there.
+    ``namespaces``: the namespaces that are deleted.
+    ``sessions``: the user's sessions, each with the users who stay there.
+    ``contents``: the facts of the user's words by their ids; None for a content that
+    cannot be decrypted.
+    ``texts``: the text that remains in each session of the user.
     """
 
     namespaces: Collection[str]
     sessions: Mapping[str, Collection[str]]
+    contents: Mapping[str, str | None]
+    texts: Mapping[str, str]
 
-    def owns_words_of(
-        self, namespace: str, session_id: str | None, said_by: str | None
-    ) -> bool:
-        """Return whether a fact of another namespace is deleted, because the user said it or may have said it.
+    def owns_words_of(self, namespace: str, row: Any, fact: Fact | None) -> bool:
+        """Return whether the row of a fact of another namespace is deleted; None for a fact that cannot be read.
 
-        A fact of an unknown speaker is deleted, unless a user who stays owns it.
+        It is a copy of a fact of the user's words, or the user said it or may have said
+        it: a fact of an unknown speaker is deleted, unless a user who stays owns it.
         """
-        users = self.sessions.get(session_id or "")
-        is_unknown = (
-            users is not None and said_by not in users and namespace not in users
-        )
-        return is_unknown or said_by in self.namespaces
+        users = self.sessions.get(row.session_id or "")
+        is_unknown = users is not None and not {row.said_by, namespace} & set(users)
+        is_copy = row.id in self.contents
+        if is_copy and fact is not None:
+            is_copy = self.contents[row.id] in (None, fact.content)
+        return is_copy or is_unknown or row.said_by in self.namespaces
 
     def is_team(self, namespace: str) -> bool:
         """Return whether no user who stays owns a namespace, so that it may hold the words of any user."""
@@ -100,7 +105,6 @@ def forget_words(
     each with the users who stay there. ``read_by``: the namespaces that have read
     these sessions; the user's words may have ended their facts.
     """
-    user = DeletedUser(own, sessions)
     # A copy, as by an import, has the same id, but may not name its session or
     # speaker.
     contents: dict[str, str | None] = {}
@@ -120,31 +124,22 @@ def forget_words(
     if namespaces:
         for key in sessions:
             texts[key] = text_of_session(tx, key)
+    user = DeletedUser(own, sessions, contents, texts)
     counts: Counter[str] = Counter()
     for namespace in namespaces:
-        counts.update(_forget_words_in(tx, namespace, user, contents, texts))
+        counts.update(_forget_words_in(tx, namespace, user))
     return counts
 
 
 def _forget_words_in(
-    tx: Transaction,
-    namespace: str,
-    user: DeletedUser,
-    contents: Mapping[str, str | None],
-    texts: Mapping[str, str],
+    tx: Transaction, namespace: str, user: DeletedUser
 ) -> Counter[str]:
-    """Delete the facts of a user's words from one namespace; return their numbers by kind.
-
-    ``contents``: the facts of these words, by their ids; None for a fact that
-    cannot be decrypted. ``texts``: the text that remains in each session of the
-    user.
-    """
+    """Delete the facts of a user's words from one namespace; return their numbers by kind."""
     rows = select_facts(tx, namespace)
     stored = parse_facts(tx, namespace, rows)
     deleted = set()
     for row in rows:
-        has_copy = is_copy(row.id, stored, contents)
-        if has_copy or user.owns_words_of(namespace, row.session_id, row.said_by):
+        if user.owns_words_of(namespace, row, stored.get(row.id)):
             deleted.add(row.id)
     deleted |= only_ending(stored, deleted)
     changed = []
@@ -152,25 +147,13 @@ def _forget_words_in(
     for row in rows:
         if row.id in stored and row.id not in deleted:
             fact = without_reasons(stored[row.id], deleted, is_team=is_team)
-            fact = without_deleted_source(fact, texts.get(row.session_id))
+            fact = without_deleted_source(fact, user.texts.get(row.session_id))
             if fact != stored[row.id]:
                 changed.append(fact)
     put_facts(tx, namespace, changed)
     if deleted:
         return delete_with_vectors(tx, namespace, deleted)
     return Counter()
-
-
-def is_copy(
-    fact_id: str, facts: Mapping[str, Fact], contents: Mapping[str, str | None]
-) -> bool:
-    """Return whether a fact has the id and the content of a fact of ``contents``.
-
-    A content that cannot be read counts as the same.
-    """
-    if fact_id not in facts:
-        return fact_id in contents
-    return contents.get(fact_id, "") in (None, facts[fact_id].content)
 
 
 def without_words(fact: Fact, session_id: str, remaining: Collection[int]) -> Fact:
