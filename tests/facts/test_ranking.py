@@ -158,7 +158,7 @@ def test_the_parts_of_a_score_can_be_read() -> None:
 def test_a_word_of_the_question_is_worth_more_than_a_little_confidence() -> None:
     """The word may stand in one of the turns before."""
     docker, hints, pytests = (
-        "Deploys with Docker in containers",
+        "Uses Docker for containers",
         "Likes type hints in Python",
         "Prefers pytest for tests",
     )
