@@ -42,7 +42,7 @@ record      summary unread > recall media > reader > index > window cache_points
 learning    extractor > changes endings request > batch validation >
             progress > rejections                                         # how facts are learned
 ---
-facts       book > filters user_facts > history ranking                   # how facts are kept and ranked
+facts       book > filters user_facts explanation > history ranking > concern # how facts are kept and ranked
 ---
 checks      comparison > clauses > evidence secrets                       # how a statement compares with its source
 ---
@@ -81,6 +81,7 @@ HIGHEST_COMPLEXITY = 10
 # Files that only one other file imports, and why they are files.
 WITH_ONE_IMPORTER = {
     "agents/tools.py": "is a public class of its own",
+    "facts/concern.py": "measures how a fact covers a question, apart from the scores",
     "memory/preview.py": "is for programs that show a prompt, and public",
     "models/caching_openai.py": "is public, and loads OpenAI's library",
     "models/offline.py": "is public, and data about the topics of a first try",
@@ -303,7 +304,7 @@ LOADED_WITH_THE_PRESET = {
     "": "agent_view errors events fact settings",
     "background": "jobs locks loop recent threads",
     "blocks": "facts learning log_end record",
-    "facts": "book filters history ranking user_facts",
+    "facts": "book concern explanation filters history ranking user_facts",
     "learning": "categories",
     "memory": "condensed_memory fields prompt search settings template writing",
     "models": "ask local_embeddings",
