@@ -13,7 +13,8 @@ from typing import Any
 
 from benchmarks.locomo import Conversation
 from llama_index_memory_ext import Fact
-from llama_index_memory_ext.learning.reply import ExtractionReply
+from llama_index_memory_ext.learning.categories import read_category
+from llama_index_memory_ext.learning.reply import NewFact
 from llama_index_memory_ext.learning.validation import ValidatedReply, validate_reply
 from llama_index_memory_ext.text.turns import Utterance
 
@@ -89,10 +90,28 @@ class Outcome:
 
 def check(case: Case, active: Sequence[Fact] = ()) -> Outcome:
     """What the package makes of a case, as its extractor asks for it."""
-    reply = ExtractionReply.model_validate(case.reply)
+    reply = entries_of(case.reply)
     facts = [*case.known, *active]
     valid = validate_reply(reply, case.lines, case.known, now=case.now, active=facts)
     return Outcome(case, valid)
+
+
+def entries_of(reply: dict[str, Any]) -> list[NewFact]:
+    """The entries of a reply: a known fact ends with the new one that replaces it, or alone."""
+    entries = [dict(fact) for fact in reply["new_facts"]]
+    for ended in reply["retired"]:
+        quote = ended.get("quote", "")
+        entry = {"quote": quote}
+        for fact in entries:
+            is_named = fact.get("label") == ended.get("replaced_by")
+            if is_named and fact["quote"] == quote and "ends" not in fact:
+                entry = fact
+        entry["ends"] = ended["number"]
+        if entry not in entries:
+            entries.append(entry)
+    for entry in entries:
+        entry["category"] = read_category(entry.get("category"))
+    return [NewFact.model_validate(entry) for entry in entries]
 
 
 def has_invisible(text: str) -> bool:

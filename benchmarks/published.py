@@ -102,12 +102,12 @@ ANSWER_COLUMNS = (
     ("a prompt", "tokens of a prompt", ",.0f"),
 )
 LOCOMO_ANSWERS = """\
-For a conversation, learning sent {answers|CondensedMemory that learns, 600 tokens: learning, sent|,.0f} tokens and received {answers|CondensedMemory that learns, 600 tokens: learning, received|,.0f} with
+For each conversation, learning sent {answers|CondensedMemory that learns, 600 tokens: learning, sent|,.0f} tokens and received {answers|CondensedMemory that learns, 600 tokens: learning, received|,.0f} with
 `CondensedMemory`, and {answers|FactExtractionMemoryBlock, 600 tokens: learning, sent|,.0f} and {answers|FactExtractionMemoryBlock, 600 tokens: learning, received|,.0f} with the block.
 The block's prompts are shorter, because this model learns fewer facts than the stand-in that set the block's limit.
 
-The same model answered 30 questions about the beginnings of five conversations of LoCoMo, which people wrote (`answers_locomo`;
-judged by words of the evidence). The evidence had left the list of messages: {answers_locomo|CondensedMemory without facts: right answers|of} right with \
+The same model answered 30 questions about the beginnings of five conversations of LoCoMo, which people wrote
+(`answers_locomo`, judged by words of the evidence). The evidence had left the list of messages. Right answers: {answers_locomo|CondensedMemory without facts: right answers|of} with
 `CondensedMemory` without facts, in {answers_locomo|CondensedMemory without facts: a prompt|.0f} tokens, and
 {answers_locomo|LlamaIndex's Memory: right answers|of} with `Memory`, in {answers_locomo|LlamaIndex's Memory: a prompt|.0f} tokens.
 """
@@ -201,7 +201,7 @@ OLDER
 """
 
 DEFAULTS = """
-| a limit of 8,000 tokens for the record, OpenAI's cache up to GPT-5.5 | tokens of a prompt | from the cache | price of a token, if it is 1 with `Memory` |
+| a limit of 8,000 tokens for the record, OpenAI's cache up to GPT-5.5 | tokens of a prompt | from the cache | price of a token, relative to `Memory` (1) |
 |---|---|---|---|
 | all defaults | {cached_prefix_by_default|tokens of a prompt, CondensedMemory, all defaults, facts known, 8,000|,.0f} | {cached_prefix_by_default|share found, R1, CondensedMemory, all defaults, facts known, 8,000|.0%} | {cached_prefix_by_default|price of a turn, R1, CondensedMemory, all defaults, facts known, to LlamaIndex's Memory, as long as all defaults|.2f} |
 | `facts_token_limit=0` | {cached_prefix_by_default|tokens of a prompt, CondensedMemory, recall by default, 8,000|,.0f} | {cached_prefix_by_default|share found, R1, CondensedMemory, recall by default, 8,000|.0%} | {cached_prefix_by_default|price relative to the plain list, R1, CondensedMemory, recall by default, 8,000|.2f} |

@@ -49,7 +49,7 @@ from llama_index_memory_ext.errors import FactReplyError
 from llama_index_memory_ext.fact import CATEGORIES, Fact
 from llama_index_memory_ext.learning.prompt import extraction_prompt
 from llama_index_memory_ext.learning.rejections import CHECKS, Check
-from llama_index_memory_ext.learning.reply import ExtractionReply, read_facts, reply_of
+from llama_index_memory_ext.learning.reply import NewFact, read_facts
 from llama_index_memory_ext.learning.report import ask_for_facts, with_contents
 from llama_index_memory_ext.learning.validation import ValidatedReply, validate_reply
 from llama_index_memory_ext.models.ask import usage_of
@@ -233,7 +233,7 @@ def score(
         except FactReplyError:
             continue
         by_tool = answer.get("by_tool", False)
-        reply = reply_of(with_contents(facts, by_tool=by_tool))
+        reply = with_contents(facts, by_tool=by_tool)
         total.parsed += 1
         valid = validate_reply(
             reply,
@@ -248,12 +248,12 @@ def score(
 
 def _add(
     total: Score,
-    reply: ExtractionReply,
+    reply: Sequence[NewFact],
     valid: ValidatedReply,
     dialogue: dict[str, Any],
 ) -> None:
     texts = [text for role, text in dialogue["said"] if role == "user"]
-    for fact in reply.new_facts:
+    for fact in reply:
         total.reported += 1
         spans = [find_quote(fact.quote, text) for text in texts]
         total.exact += any(span and span.likeness == 1.0 for span in spans)

@@ -107,7 +107,7 @@ async def leaks_in(store: MemoryStore, seed: int, steps: int = STEPS) -> list[st
             )
         except SessionOwnerError:
             found = ""
-        known = [fact.content for fact in await memory.facts.alist(with_retired=True)]
+        known = [fact.content for fact in await memory.facts.alist(state="all")]
         for other, place in USERS.items():
             may_read = is_shared and other in SHARED_BY[session]
             if other != user and (

@@ -8,10 +8,7 @@ from __future__ import annotations
 import asyncio
 import copyreg
 import re
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
-
-if TYPE_CHECKING:
-    from llama_index.core.base.llms.types import ChatResponse
+from typing import Any, Literal, TypeAlias
 
 
 class MemoryExtError(Exception):
@@ -91,10 +88,7 @@ class FactReplyError(MemoryExtError, ValueError):
 
     ``reply``: the text of the answer, which the message of the error never quotes.
     ``problem``: the place where the JSON cannot be read; "" for an answer without JSON.
-    ``response``: the whole answer, with its tokens; None in a copy or a pickle.
     """
-
-    response: ChatResponse | None = None
 
     def __init__(self, reply: str, problem: str = "") -> None:
         detail = f" ({problem})" if problem else ""

@@ -6,7 +6,7 @@ import json
 import re
 import unicodedata
 from datetime import date, datetime, timezone
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 from uuid import uuid4
 
@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from llama_index_memory_ext.errors import FactError
-from llama_index_memory_ext.settings import build_checked
+from llama_index_memory_ext.settings import build_checked, optional
 from llama_index_memory_ext.text.messages import clean, in_zone
 from llama_index_memory_ext.words import visible
 
@@ -77,8 +77,6 @@ RetiredBy: TypeAlias = Literal[
 SaidAs: TypeAlias = Literal[
     "stated", "confirmed", "planned", "past", "asked", "supposed", "denied", "quoted"
 ]
-# The subject of a fact: the user, or another person whom its content names.
-About: TypeAlias = Literal["user", "other"]
 # The state of a fact at a time. "present": it holds. "past": it was true before.
 # "retired": it is kept, but not shown. "expired": after ``expires_at``. "pending": not
 # yet approved.
@@ -106,8 +104,8 @@ Tag = Annotated[
 ]
 
 _METADATA_BYTES = 2_048
-# Facts of earlier versions may have these fields: a pending fact had a deadline.
-_REMOVED_FIELDS = frozenset({"review_until", "review_then"})
+# Facts of earlier versions may have these fields.
+_REMOVED_FIELDS = frozenset({"about", "review_until", "review_then"})
 
 
 def _as_stored(value: object) -> Any:
@@ -216,56 +214,40 @@ class Fact(BaseModel):
         default_factory=utc_now,
         description="When it last changed; default: when it was created.",
     )
-    valid_from: date | None = Field(
-        default=None, description="The first day on which it is true, if that was said."
+    valid_from: date | None = optional(
+        "The first day on which it is true, if that was said."
     )
-    valid_until: date | None = Field(
-        default=None, description="The last day on which it was true, if that was said."
+    valid_until: date | None = optional(
+        "The last day on which it was true, if that was said."
     )
-    expires_at: Moment | None = Field(
-        default=None, description="The time from which it is not shown any more."
+    expires_at: Moment | None = optional(
+        "The time from which it is not shown any more."
     )
-    session_id: Text | None = Field(
-        default=None, description="The session in which the user stated it."
-    )
+    session_id: Text | None = optional("The session in which the user stated it.")
     message_ids: tuple[int, ...] = Field(
         default=(), description="The rows of the log in which the user stated it."
     )
     quote: Visible = Field(
         default="", description="The words of the user that state it, verbatim."
     )
-    said_as: SaidAs | None = Field(
-        default=None,
-        description="stated, confirmed (a yes to the assistant), planned or past; None: unknown, as by hand.",
-    )
-    about: About | None = Field(
-        default=None,
-        description="user, or other: another person whom the content names; None: unknown.",
+    said_as: SaidAs | None = optional(
+        "stated, confirmed (a yes to the assistant), planned or past; None: unknown, as by hand."
     )
     source: Visible = Field(
         default="", description="The text around the quote; it finds the fact, too."
     )
-    words_deleted_at: Moment | None = Field(
-        default=None,
-        description="When messages that state it, or are around it, and their words here were deleted.",
+    words_deleted_at: Moment | None = optional(
+        "When messages that state it, or are around it, and their words here were deleted."
     )
-    imported_from: Visible | None = Field(
-        default=None,
-        description="The program of the export that it was converted from; None: none.",
+    imported_from: Visible | None = optional(
+        "The program of the export that it was converted from; None: none."
     )
-    retired_at: Moment | None = Field(
-        default=None, description="The time from which it is no longer true."
-    )
-    retired_reason: Visible | None = Field(
-        default=None, description="Why it is no longer true."
-    )
-    replaced_by: Text | None = Field(
-        default=None, description="The id of the fact that is true instead."
-    )
-    retired_by: RetiredBy | None = Field(
-        default=None,
-        description="change (it was true until then), correction (it never was), request (the user wants it "
-        "forgotten), hand, limit or rejected; None: retired by an earlier version.",
+    retired_at: Moment | None = optional("The time from which it is no longer true.")
+    retired_reason: Visible | None = optional("Why it is no longer true.")
+    replaced_by: Text | None = optional("The id of the fact that is true instead.")
+    retired_by: RetiredBy | None = optional(
+        "change (it was true until then), correction (it never was), request (the user wants it "
+        "forgotten), hand, limit or rejected; None: retired by an earlier version."
     )
     past_retirements: tuple[PastRetirement, ...] = Field(
         default=(),
@@ -314,11 +296,8 @@ class Fact(BaseModel):
         if not isinstance(values, dict):
             return values
         if not _REMOVED_FIELDS.isdisjoint(values):
-            values = {
-                name: value
-                for name, value in values.items()
-                if name not in _REMOVED_FIELDS
-            }
+            names = values.keys() - _REMOVED_FIELDS
+            values = {name: values[name] for name in names}
         if "updated_at" in values:
             return values
         created_at = values.get("created_at", utc_now())
@@ -428,37 +407,22 @@ def restore(fact: Fact, now: datetime) -> Fact:
 _WITHOUT_WORDS = ("hand", "limit", "rejected")
 
 
-def _may_quote(
-    ending: Mapping[str, Any], *, gone: Collection[str], is_team: bool
-) -> bool:
-    has_words = ending.get("retired_by") not in _WITHOUT_WORDS
-    if not ending.get("retired_reason") or not has_words:
-        return False
-    return is_team or ending.get("replaced_by") in gone
-
-
 def without_reasons(fact: Fact, gone: Collection[str], *, is_team: bool) -> Fact:
     """Return a fact without the reasons that may quote a deleted user; the same fact if no reason may.
 
     ``gone``: the ids of the deleted facts. A reason may quote the user if one of them has
     replaced the fact. In the facts of a team, each reason of a model may quote the user.
     """
-    may_quote = partial(_may_quote, gone=gone, is_team=is_team)
-    without = {"retired_reason": None}
-    fields: dict[str, Any] = {}
-    if may_quote(vars(fact)):
-        fields.update(without)
-    past_retirements = [
-        past.model_copy(update=without) if may_quote(vars(past)) else past
-        for past in fact.past_retirements
-    ]
-    if past_retirements != [*fact.past_retirements]:
-        fields["past_retirements"] = tuple(past_retirements)
-    if any(map(may_quote, fact.ends_facts.values())):
-        fields["ends_facts"] = {
-            name: {**ending, **without} for name, ending in fact.ends_facts.items()
-        }
-    return fact.model_copy(update=fields) if fields else fact
+    values = fact.model_dump()
+    endings = [values, *values["past_retirements"], *values["ends_facts"].values()]
+    is_changed = False
+    for ending in endings:
+        may_quote = is_team or ending.get("replaced_by") in gone
+        has_words = ending.get("retired_by") not in _WITHOUT_WORDS
+        if ending.get("retired_reason") and has_words and may_quote:
+            ending["retired_reason"] = None
+            is_changed = True
+    return Fact(**values) if is_changed else fact
 
 
 _MOST_CHANGES = 50

@@ -13,6 +13,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic import (
     BaseModel,
     BeforeValidator,
+    Field,
     PlainSerializer,
     StrictBool,
     ValidationError,
@@ -34,6 +35,11 @@ F = TypeVar("F", bound="Callable[..., Any]")
 _BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 # The line of a docstring that the options replace.
 _OPTIONS_LINE = re.compile(r"^( +)\w+: Each of the following, by name\.$", re.MULTILINE)
+
+
+def optional(description: str) -> Any:
+    """Return a field of a model that is None unless it is set."""
+    return Field(default=None, description=description)
 
 
 def unpacked(

@@ -51,7 +51,7 @@ learning    prompt report > budget reply > categories                     # what
 ---
 store       __init__ > deletion writing sessions > deleted_words log owners facts vectors >
             readers > fact_rows > rows > database > marks versions > transaction >
-            address cache changes schema > encryption tables              # tables, rows, keys
+            address cache schema > encryption tables                      # tables, rows, keys
 search      embeddings > tfidf                                            # how similar two texts are
 formats     __init__ > layouts                                  # messages of other programs, as JSON
 ---

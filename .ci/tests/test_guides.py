@@ -182,8 +182,7 @@ async def test_a_file_moves_to_a_server_with_all_that_was_read_and_learned(
                 await memory.aflush()
             shown = [message.content for message in await memory.aget()]
             facts = [
-                fact.model_dump()
-                for fact in await memory.facts.alist(with_retired=True)
+                fact.model_dump() for fact in await memory.facts.alist(state="all")
             ]
             return (
                 shown,

@@ -16,7 +16,8 @@ from llama_index_memory_ext.checks.comparison import shares_word
 from llama_index_memory_ext.checks.evidence import Span, find_quote
 from llama_index_memory_ext.errors import FactError
 from llama_index_memory_ext.fact import DEFAULT_CATEGORY, Fact, duplicate_key, utc_now
-from llama_index_memory_ext.learning.reply import ExtractionReply
+from llama_index_memory_ext.learning.categories import read_category
+from llama_index_memory_ext.learning.reply import NewFact
 from llama_index_memory_ext.memory.search import check_memory
 from llama_index_memory_ext.record.index import SEARCH_TOOL
 from llama_index_memory_ext.store.tables import display_name
@@ -285,19 +286,18 @@ class MemoryToolSpec(BaseToolSpec):
         """
         self._check_may_write()
         block = self.memory.facts_block
-        fact = {
-            "content": content,
-            "quote": quote,
-            "category": category,
-            "confidence": max(_CONFIDENCE, block.min_confidence),
-        }
-        reply = ExtractionReply.model_validate({"new_facts": [fact]})
+        entry = NewFact(
+            content=content,
+            quote=quote,
+            category=read_category(category, tuple(block.categories)),
+            confidence=max(_CONFIDENCE, block.min_confidence),
+        )
         with store_errors("Nothing was remembered", self.memory.session_id):
             await self.memory.acheck_session()
             extractor = block.extractor(self.memory.session_id)
             lines, results = await self._recent_lines(extractor, quote)
             results_text = "\n".join(result.text for result in results)
-            learned = await extractor.apply(reply, lines, tool_text=results_text)
+            learned = await extractor.apply([entry], lines, tool_text=results_text)
         valid = learned.reply
         if valid.accepted:
             new = valid.accepted[0]
@@ -361,8 +361,8 @@ class MemoryToolSpec(BaseToolSpec):
     async def _match_facts(self, names: Sequence[str]) -> list[list[Fact]]:
         """Return the candidates for each name of a fact."""
         now = utc_now()
-        all_facts = await self.memory.facts.alist(with_retired=True)
-        current = [fact for fact in all_facts if fact.state(now) != "retired"]
+        all_facts = await self.memory.facts.alist(state="all")
+        current = [fact for fact in all_facts if fact.state(now) in ("present", "past")]
         return [await self._find_facts(str(name), current) for name in names]
 
     async def _find_facts(self, words: str, facts: Sequence[Fact]) -> list[Fact]:
@@ -385,7 +385,7 @@ class MemoryToolSpec(BaseToolSpec):
             words, session_id=self.memory.session_id
         )
         # A fact that is only related by its meaning may not be the fact that is meant.
-        return [entry.fact for entry in ranked if entry.matches]
+        return [entry.fact for entry in ranked if entry.matched]
 
     async def _tell_unknown(
         self, names: Sequence[str], matches: Sequence[Sequence[Fact]]
@@ -428,12 +428,11 @@ class MemoryToolSpec(BaseToolSpec):
             asks_to_forget, quote, lines, results, contents
         )
         entries = [
-            {"number": i, "reason": "The user asked to forget it.", "quote": quote}
+            NewFact(content="", quote=quote, ends=i)
             for i, is_asked in enumerate(request.choices, 1)
             if is_asked
         ]
-        reply = ExtractionReply.model_validate({"retired": entries})
-        learned = await extractor.apply(reply, lines, chosen, retired_by="request")
+        learned = await extractor.apply(entries, lines, chosen, retired_by="request")
         valid = learned.reply
         retired_ids = {fact.id for fact in valid.retired}
         details = " ".join(dict.fromkeys(entry.detail for entry in valid.rejected))

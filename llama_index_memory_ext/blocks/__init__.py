@@ -182,18 +182,19 @@ class LogBlock(BaseMemoryBlock[str]):
     async def aflush(self, session_id: str | None = None) -> None:
         """Do the background work of a session now; without an id, of each session that this block has seen.
 
-        A failure is logged, and the next start tries again.
+        The current turn is included. A failure is logged, and the next start tries again.
         """
-
-    def _take_seen(self, session_id: str | None) -> list[str]:
-        """Return the session, or without an id all that this block has seen, to flush them."""
-        if session_id is None:
-            sessions = list(self._seen)
-        else:
-            sessions = [session_id]
+        sessions = list(self._seen) if session_id is None else [session_id]
         for session in sessions:
             self._seen.pop(session, None)
-        return sessions
+            if self.store or await self._store.readers.has_session(session):
+                await self._flush(session)
+            else:
+                _advise_on_settings(self.name)
+
+    @abstractmethod
+    async def _flush(self, session_id: str) -> None:
+        """Do the background work of a session now."""
 
     def _see(self, session_id: str | None) -> str:
         """Remember a session for ``aflush``, and return its id."""
@@ -280,9 +281,8 @@ class LogBlock(BaseMemoryBlock[str]):
 @cache
 def _advise_on_settings(name: str) -> None:
     logger.warning(
-        "Block %r was given no turn yet: this Memory keeps %d questions in short-term memory. By default LlamaIndex "
+        "Block %r was given no turn yet: this Memory keeps its turns in short-term memory. By default LlamaIndex "
         "passes turns on after 28,000 of 40,000 tokens. Make the memory with Memory.from_defaults(..., "
         'chat_history_token_ratio=0.0001, insert_method="user"), which passes on each turn when it is over.',
         name,
-        _MOST_UNGIVEN_TURNS,
     )

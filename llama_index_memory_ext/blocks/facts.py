@@ -4,34 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.base.llms.types import MessageRole
-from llama_index.core.bridge.pydantic import BeforeValidator, Field, PrivateAttr
-from pydantic import ValidationInfo, field_validator, model_validator
-from typing_extensions import Self, TypedDict
+from llama_index.core.bridge.pydantic import Field, PrivateAttr
+from pydantic import ValidationInfo, field_validator
+from typing_extensions import TypedDict
 
-from llama_index_memory_ext.agent_view import AgentView, Scope, view_of
-from llama_index_memory_ext.background.jobs import JobKey, Jobs
+from llama_index_memory_ext.agent_view import (
+    Scope,  # noqa: TC001 - programs read the types of FactsOptions
+)
 from llama_index_memory_ext.background.recent import Recent
-from llama_index_memory_ext.blocks import DEFAULT_SESSION_ID, LogBlock
-from llama_index_memory_ext.blocks.learning import LearningSchedule, SessionState
+from llama_index_memory_ext.blocks import DEFAULT_SESSION_ID
+from llama_index_memory_ext.blocks.learning import LearningBlock
 from llama_index_memory_ext.blocks.log_end import read_log_end
 from llama_index_memory_ext.errors import LimitError
 from llama_index_memory_ext.events import (
-    ExtractionFailedEvent,
     FactsInjectedEvent,
     has_listeners,
     send,
 )
 from llama_index_memory_ext.fact import (
-    CATEGORIES,
-    DEFAULT_MIN_CONFIDENCE,
     RECENCY_WEIGHT,
 )
 from llama_index_memory_ext.facts.book import FactBook
@@ -50,16 +47,12 @@ from llama_index_memory_ext.facts.ranking import (
     explain,
 )
 from llama_index_memory_ext.facts.user_facts import UserFacts
-from llama_index_memory_ext.learning.categories import check_categories
-from llama_index_memory_ext.models.ask import Usage
 from llama_index_memory_ext.models.local_embeddings import EmbedModel, embed_model_of
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
 from llama_index_memory_ext.search.tfidf import FactRanker, TfidfRanker
-from llama_index_memory_ext.settings import Switch, check_id
 from llama_index_memory_ext.store.tables import (
     PROFILE_READER,
     display_name,
-    namespace_of_session,
 )
 from llama_index_memory_ext.store.vectors import KeptVectors
 from llama_index_memory_ext.text.parts import (
@@ -87,8 +80,6 @@ if TYPE_CHECKING:
 
 # Ranking more facts takes longer than calling a thread.
 _MOST_IN_EVENT_LOOP = 300
-# Each prompt reads the same view several times.
-_view_of = cache(view_of)
 _PROFILE_LIMIT = 1_000
 _WEIGHTS = Weights(recency=RECENCY_WEIGHT)
 # Tokens of unread messages in a prompt.
@@ -131,7 +122,7 @@ class _LastPrompt(NamedTuple):
     record: RecordInPrompt | None = None
 
 
-class RelevantFactsBlock(LogBlock):
+class RelevantFactsBlock(LearningBlock):
     """Shows the facts of a user that fit the question, best first, within a token limit.
 
     A model extracts facts from the log of a ``MemoryStore``, in the background. The
@@ -166,17 +157,6 @@ class RelevantFactsBlock(LogBlock):
     context_turns: int = Field(
         default=3, ge=1, description="Turns that rank facts, the current one included."
     )
-    user_id: str | None = Field(
-        default=None, description="Whose facts these are; None: those of each session."
-    )
-    agent_id: str | None = Field(
-        default=None,
-        description="The agent that may have own facts; None: all facts are shared.",
-    )
-    scope: Scope | None = Field(
-        default=None,
-        description='"user": what all share, "agent": its own, or "both"; None: "both" if there is an agent.',
-    )
     # 0.5 asks for a rare word, a few common ones or most of a short question in common,
     # and no more in another fact.
     min_similarity: float | None = Field(
@@ -195,50 +175,8 @@ class RelevantFactsBlock(LogBlock):
         repr=False,
         description="Makes an empty FactRanker, which compares facts.",
     )
-    max_facts: int | None = Field(
-        default=None, ge=1, description="Most facts; less confident facts are retired."
-    )
-    min_confidence: float = Field(
-        default=DEFAULT_MIN_CONFIDENCE,
-        ge=0,
-        le=1,
-        description="New facts with less confidence are not stored.",
-    )
-    extract_facts: Switch = Field(
-        default=True, description="Whether new facts are extracted."
-    )
-    extract_every_turns: int | None = Field(
-        default=None,
-        ge=1,
-        description="Finished turns that wait for one extraction; None: facts are extracted when they are needed.",
-    )
-    wait_for_facts: float = Field(
-        default=2.0,
-        ge=0,
-        description="Most seconds that a question waits for facts that are being extracted from another session of the "
-        "user, and that a reader of facts waits for any session; 0: no wait.",
-    )
-    review: Switch = Field(
-        default=False,
-        description="Whether new facts are pending until a person approves them.",
-    )
-    categories: Annotated[Any, BeforeValidator(check_categories)] = Field(
-        default=CATEGORIES,
-        description="The kinds of facts; with a dict, what each of them is.",
-    )
-    extraction_prompt: str | None = Field(
-        default=None,
-        max_length=20_000,
-        pattern=r"\S",
-        description="What to look for, in place of the package's own words; not blank.",
-    )
-
-    _own_namespace: str | None = PrivateAttr(default=None)
     _prompts: Recent[str, _LastPrompt] = PrivateAttr(default_factory=Recent)
-    _sessions: Recent[str, SessionState] = PrivateAttr(default_factory=Recent)
     _last_session: str = PrivateAttr(default=DEFAULT_SESSION_ID)
-    _rejections: Counter[str] = PrivateAttr(default_factory=Counter)
-    _usage: dict[str, Usage] = PrivateAttr(default_factory=dict)
 
     @field_validator("profile_token_limit")
     @classmethod
@@ -255,23 +193,6 @@ class RelevantFactsBlock(LogBlock):
     def class_name(cls) -> str:
         """Return the name under which LlamaIndex serialises this block."""
         return "RelevantFactsBlock"
-
-    @model_validator(mode="after")
-    def _check_whose(self) -> Self:
-        check_id("user_id", self.user_id)
-        if self.user_id is None and self.extract_facts:
-            _warn_without_user()
-        view_of(self.agent_id, self.scope)
-        return self
-
-    @property
-    def view(self) -> AgentView:
-        """The facts of a user that are seen, and the agent of new facts.
-
-        Raises:
-            FactError: ``agent_id`` and ``scope`` contradict each other.
-        """
-        return _view_of(self.agent_id, self.scope)
 
     async def _aget(
         self,
@@ -298,14 +219,14 @@ class RelevantFactsBlock(LogBlock):
     ) -> FactsForPrompt:
         """Return the facts for a prompt; without a ``record`` the profile is empty.
 
-        ``unread``: the messages of ``learning.wait_for_others``, which are shown because
+        ``unread``: the messages of ``wait_for_others``, which are shown because
         their facts are not extracted yet.
         """
         session_id = self._see(session_id)
         if snapshot is None:
             questions = [m.content for m in messages if m.role == MessageRole.USER]
             await self.aopen(session_id, questions[-1] if questions else None)
-            unread = await self.learning.wait_for_others(session_id)
+            unread = await self.wait_for_others(session_id)
         return await self._select(messages, session_id, snapshot, record, unread)
 
     async def _select(
@@ -329,7 +250,7 @@ class RelevantFactsBlock(LogBlock):
         self._prompts.put(session_id, _LastPrompt(last_question, record))
         question, context = last_question
         showable = await user_facts.showable_for(question)
-        self.learning.start_if_left(session_id)
+        self._start_if_left(session_id)
         self._last_session = session_id
         surroundings = await self._surroundings(user_facts, showable, question, record)
         unread_text = await self._show_unread(unread, question, surroundings.limit)
@@ -472,19 +393,6 @@ class RelevantFactsBlock(LogBlock):
             removed += self.tokenizer_fn.count(lines.pop())
         return "".join(lines) or None
 
-    def namespace_of(self, session_id: str) -> str:
-        """Return the namespace of a session's facts: the user, or a name that no user can have."""
-        if self._own_namespace is not None:
-            return self._own_namespace
-        if self.user_id is None:
-            return namespace_of_session(session_id)
-        return self.user_id
-
-    def belong_to(self, namespace: str) -> Self:
-        """Set the namespace of all sessions, and return the block; a memory knows it before the first message."""
-        self._own_namespace = namespace
-        return self
-
     def book(self, session_id: str = DEFAULT_SESSION_ID) -> FactBook:
         """Return the facts of a session's user, to read and to change."""
         return FactBook(
@@ -494,7 +402,7 @@ class RelevantFactsBlock(LogBlock):
             scope=self.scope,
             categories=tuple(self.categories),
             search=partial(self.asearch, session_id=session_id),
-            learn=partial(self.learning.learn, session_id),
+            learn=partial(self.alearn, session_id),
             time_zone=self.zone,
         )
 
@@ -507,7 +415,7 @@ class RelevantFactsBlock(LogBlock):
         With an ``embed_model`` nearly every fact has something in common. The turns
         before the question do not count.
         """
-        await self.learning.learn(session_id)
+        await self.alearn(session_id)
         ranking = await self._ranked(question, session_id)
         return await asyncio.to_thread(ranking.similar)
 
@@ -528,7 +436,7 @@ class RelevantFactsBlock(LogBlock):
         shown nor among so many of the best.
         """
         session_id = session_id or self._last_session
-        await self.learning.learn(session_id)
+        await self.alearn(session_id)
         record = self._last_prompt(session_id).record
         ranking = await self._ranked(question, session_id, context, record)
         return await asyncio.to_thread(explain, ranking, most)
@@ -541,46 +449,9 @@ class RelevantFactsBlock(LogBlock):
     def _last_prompt(self, session_id: str) -> _LastPrompt:
         return self._prompts.get(session_id) or _LastPrompt()
 
-    @property
-    def rejections(self) -> dict[str, int]:
-        """The number of entries of replies that this block has not stored, by reason."""
-        return dict(self._rejections)
-
-    @property
-    def usage(self) -> dict[str, Usage]:
-        """The calls of the model and their tokens, by kind: "facts"."""
-        return dict(self._usage)
-
-    @property
-    def jobs(self) -> Jobs:
-        """The jobs that extract facts."""
-        return self._store.jobs.jobs(
-            "facts", "Facts were not extracted", ExtractionFailedEvent
-        )
-
-    def reader_of(self, session_id: str) -> str:
-        """Return the name of this block's cursor in a session."""
-        namespace = self.namespace_of(session_id)
-        own = self.view.own
-        # Quoted, so that no id of a user makes the name of another reader.
-        if own is None:
-            return f"{self.name} of {namespace}"
-        return f"{self.name} by {own!r} of {namespace}"
-
     def profile_reader_of(self, session_id: str) -> str:
         """Return the name of the cursor that stores the choice of the profile in a session."""
         return f"{PROFILE_READER}{self.reader_of(session_id)}"
-
-    def job_key(self, session_id: str) -> JobKey:
-        """Return the key of this block's job of a session."""
-        owner = (*self._store.database.identity, self.namespace_of(session_id))
-        return JobKey(session_id, self.reader_of(session_id), owner)
-
-    def readers_of(self, session_id: str) -> tuple[str, ...]:
-        """Return the name of this block's cursor, if it extracts facts."""
-        if self.extract_facts:
-            return (self.reader_of(session_id),)
-        return ()
 
     def extractor(self, session_id: str, *, at_once: bool = False) -> Extractor:
         """Return the extractor of a session. ``at_once``: a turn that fails is tried again without a pause."""
@@ -595,7 +466,7 @@ class RelevantFactsBlock(LogBlock):
             session_id,
             self.reader_of(session_id),
             self,
-            is_own=self._own_namespace is not None,
+            is_own=self.has_record,
         )
         planner = RequestPlanner(
             user_facts, self.tokenizer_fn, self.categories, self.extraction_prompt
@@ -610,46 +481,6 @@ class RelevantFactsBlock(LogBlock):
             review=self.review,
             at_once=at_once,
         )
-
-    @property
-    def learning(self) -> LearningSchedule:
-        """When facts are extracted."""
-        return LearningSchedule(
-            self,
-            self._store,
-            self._sessions,
-            self._see,
-            self.extractor,
-            self.extract_facts,
-            self.extract_every_turns,
-            self.wait_for_facts,
-            has_record=self._own_namespace is not None,
-        )
-
-    async def aopen(self, session_id: str, question: str | None = None) -> None:
-        """Extract facts from unread messages of the user's other sessions, in the background."""
-        await self.learning.open(session_id, question)
-
-    async def anotice(
-        self,
-        session_id: str,
-        *,
-        answer: ChatMessage | None = None,
-        asks: bool = False,
-    ) -> None:
-        """Extract facts in the background if unread turns are due, or else after 300 quiet seconds.
-
-        The ``answer`` has just ended a turn. ``asks``: a question stands behind it.
-        """
-        await self.learning.notice(session_id, answer, asks=asks)
-
-    async def aflush(self, session_id: str | None = None) -> None:
-        """Extract facts from all unread messages of a session, or of each session that this block has seen.
-
-        The current turn is included. A failure is logged, and the work is tried again.
-        """
-        for session in self._take_seen(session_id):
-            await self.learning.flush(session)
 
     def _user_facts(self, session_id: str) -> UserFacts:
         """Return the facts of a session's user, in the state that this process has read.
@@ -763,11 +594,3 @@ def _make_ranker(
 
 def _fact_ids(facts: Section) -> list[str]:
     return [entry.fact.id for entry in facts.sources]
-
-
-@cache
-def _warn_without_user() -> None:
-    logger.warning(
-        "A RelevantFactsBlock has no user_id, so each session keeps facts apart, and no other session shows them. Pass "
-        "user_id=... to share the facts of a person."
-    )

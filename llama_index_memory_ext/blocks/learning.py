@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import logging
+from abc import abstractmethod
+from collections import Counter
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
-from llama_index_memory_ext.background.jobs import JobKey, wait_for_owner
+from llama_index.core.bridge.pydantic import BeforeValidator, Field, PrivateAttr
+from pydantic import model_validator
+from typing_extensions import Self
+
+from llama_index_memory_ext.agent_view import AgentView, Scope, view_of
+from llama_index_memory_ext.background.jobs import JobKey, Jobs, wait_for_owner
+from llama_index_memory_ext.background.recent import Recent
+from llama_index_memory_ext.blocks import LogBlock
+from llama_index_memory_ext.events import ExtractionFailedEvent
+from llama_index_memory_ext.fact import CATEGORIES, DEFAULT_MIN_CONFIDENCE
+from llama_index_memory_ext.learning.categories import check_categories
+from llama_index_memory_ext.models.ask import Usage
+from llama_index_memory_ext.settings import Switch, check_id
 from llama_index_memory_ext.store.tables import LAST_ID, namespace_of_session
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from llama_index.core.base.llms.types import ChatMessage
 
-    from llama_index_memory_ext.background.recent import Recent
-    from llama_index_memory_ext.blocks import LogBlock
     from llama_index_memory_ext.learning.extractor import Extractor
-    from llama_index_memory_ext.store import MemoryStore
     from llama_index_memory_ext.store.rows import LogRow
 
+
+# Each prompt reads the same view several times.
+_view_of = cache(view_of)
 
 logger = logging.getLogger(__name__)
 
@@ -46,42 +58,151 @@ class SessionState:
     is_unread_elsewhere: bool = False
 
 
-@dataclass(frozen=True)
-class LearningSchedule:
-    """Starts the extraction of facts in the background, and waits for it.
+class LearningBlock(LogBlock):
+    """A block that learns facts about a user from the log of its store, in the background."""
 
-    ``block``: its jobs, keys and model are used.
-    ``see``: remembers a session, so that closing waits for its extraction.
-    ``make_extractor``: makes the extractor of a session. ``at_once``: a turn that fails is
-    tried again without a pause.
-    ``is_on``: whether facts are extracted.
-    ``every_turns``: finished turns that wait for one extraction; None: facts are
-    extracted when they are needed.
-    ``wait_seconds``: most seconds that a question or a reader of facts waits.
-    ``has_record``: whether prompts show messages of the log.
-    """
+    user_id: str | None = Field(
+        default=None, description="Whose facts these are; None: those of each session."
+    )
+    agent_id: str | None = Field(
+        default=None,
+        description="The agent that may have own facts; None: all facts are shared.",
+    )
+    scope: Scope | None = Field(
+        default=None,
+        description='"user": what all share, "agent": its own, or "both"; None: "both" if there is an agent.',
+    )
+    extract_facts: Switch = Field(
+        default=True, description="Whether new facts are extracted."
+    )
+    extract_every_turns: int | None = Field(
+        default=None,
+        ge=1,
+        description="Finished turns that wait for one extraction; None: facts are extracted when they are needed.",
+    )
+    wait_for_facts: float = Field(
+        default=2.0,
+        ge=0,
+        description="Most seconds that a question waits for facts that are being extracted from another session of the "
+        "user, and that a reader of facts waits for any session; 0: no wait.",
+    )
+    max_facts: int | None = Field(
+        default=None, ge=1, description="Most facts; less confident facts are retired."
+    )
+    min_confidence: float = Field(
+        default=DEFAULT_MIN_CONFIDENCE,
+        ge=0,
+        le=1,
+        description="New facts with less confidence are not stored.",
+    )
+    review: Switch = Field(
+        default=False,
+        description="Whether new facts are pending until a person approves them.",
+    )
+    categories: Annotated[Any, BeforeValidator(check_categories)] = Field(
+        default=CATEGORIES,
+        description="The kinds of facts; with a dict, what each of them is.",
+    )
+    extraction_prompt: str | None = Field(
+        default=None,
+        max_length=20_000,
+        pattern=r"\S",
+        description="What to look for, in place of the package's own words; not blank.",
+    )
 
-    block: LogBlock
-    store: MemoryStore
-    sessions: Recent[str, SessionState]
-    see: Callable[[str], object]
-    make_extractor: Callable[..., Extractor]
-    is_on: bool
-    every_turns: int | None
-    wait_seconds: float
-    has_record: bool
+    _own_namespace: str | None = PrivateAttr(default=None)
+    _sessions: Recent[str, SessionState] = PrivateAttr(default_factory=Recent)
+
+    _rejections: Counter[str] = PrivateAttr(default_factory=Counter)
+    _usage: dict[str, Usage] = PrivateAttr(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _check_whose(self) -> Self:
+        check_id("user_id", self.user_id)
+        if self.user_id is None and self.extract_facts:
+            _warn_without_user()
+        view_of(self.agent_id, self.scope)
+        return self
+
+    @property
+    def view(self) -> AgentView:
+        """The facts of a user that are seen, and the agent of new facts.
+
+        Raises:
+            FactError: ``agent_id`` and ``scope`` contradict each other.
+        """
+        return _view_of(self.agent_id, self.scope)
+
+    @abstractmethod
+    def extractor(self, session_id: str, *, at_once: bool = False) -> Extractor:
+        """Return the extractor of a session. ``at_once``: a turn that fails is tried again without a pause."""
+
+    @property
+    def has_record(self) -> bool:
+        """Whether prompts show messages of the log."""
+        return self._own_namespace is not None
+
+    def namespace_of(self, session_id: str) -> str:
+        """Return the namespace of a session's facts: the user, or a name that no user can have."""
+        if self._own_namespace is not None:
+            return self._own_namespace
+        if self.user_id is None:
+            return namespace_of_session(session_id)
+        return self.user_id
+
+    def belong_to(self, namespace: str) -> Self:
+        """Set the namespace of all sessions, and return the block; a memory knows it before the first message."""
+        self._own_namespace = namespace
+        return self
+
+    @property
+    def rejections(self) -> dict[str, int]:
+        """The number of entries of replies that this block has not stored, by reason."""
+        return dict(self._rejections)
+
+    @property
+    def usage(self) -> dict[str, Usage]:
+        """The calls of the model and their tokens, by kind: "facts"."""
+        return dict(self._usage)
+
+    @property
+    def jobs(self) -> Jobs:
+        """The jobs that extract facts."""
+        return self._store.jobs.jobs(
+            "facts", "Facts were not extracted", ExtractionFailedEvent
+        )
+
+    def reader_of(self, session_id: str) -> str:
+        """Return the name of this block's cursor in a session."""
+        namespace = self.namespace_of(session_id)
+        own = self.view.own
+        # Quoted, so that no id of a user makes the name of another reader.
+        if own is None:
+            return f"{self.name} of {namespace}"
+        return f"{self.name} by {own!r} of {namespace}"
+
+    def job_key(self, session_id: str) -> JobKey:
+        """Return the key of this block's job of a session."""
+        owner = (*self._store.database.identity, self.namespace_of(session_id))
+        return JobKey(session_id, self.reader_of(session_id), owner)
+
+    def readers_of(self, session_id: str) -> tuple[str, ...]:
+        """Return the name of this block's cursor, if it extracts facts."""
+        if self.extract_facts:
+            return (self.reader_of(session_id),)
+        return ()
 
     @property
     def can_extract(self) -> bool:
         """Whether there is a model to extract facts."""
-        return self.is_on and self.block.known_llm() is not None
+        return self.extract_facts and self.known_llm() is not None
 
     @property
     def is_when_needed(self) -> bool:
         """Whether facts are extracted when they are needed."""
-        return self.can_extract and self.every_turns is None
+        return self.can_extract and self.extract_every_turns is None
 
-    async def open(self, session_id: str, question: str | None) -> None:
+    async def aopen(self, session_id: str, question: str | None = None) -> None:
         """Extract facts from unread messages of the user's other sessions.
 
         This is done when the session begins. When facts are extracted as needed, it is
@@ -90,16 +211,16 @@ class LearningSchedule:
         if not self._extracts():
             return
         if question is not None:
-            self.store.jobs.asked.add(session_id)
+            self._store.jobs.asked.add(session_id)
         state = self._state_of(session_id)
         last = state.question
         is_new = question is not None and hash(question) != last
-        if last is not None and not (is_new and self.every_turns is None):
+        if last is not None and not (is_new and self.extract_every_turns is None):
             return
         for name in await self._unread_sessions(session_id):
             if name != session_id:
                 state.is_unread_elsewhere = True
-                self.start(name, needed=True)
+                self._start(name, needed=True)
         state.question = hash(question or 0)
 
     async def wait_for_others(self, session_id: str) -> list[LogRow]:
@@ -108,52 +229,56 @@ class LearningSchedule:
         The oldest comes first. The session's own messages are in its record, or still in
         short-term memory.
         """
-        key = self.block.job_key(session_id)
-        await wait_for_owner(key.owner, self.wait_seconds, except_session=session_id)
+        key = self.job_key(session_id)
+        await wait_for_owner(key.owner, self.wait_for_facts, except_session=session_id)
         state = self._state_of(session_id)
         if not state.is_unread_elsewhere:
             return []
-        rows = await self.store.readers.unread_elsewhere(
+        rows = await self._store.readers.unread_elsewhere(
             session_id, key.reader, key.owner[-1]
         )
         state.is_unread_elsewhere = bool(rows)
         return rows
 
-    async def learn(self, session_id: str) -> None:
+    async def alearn(self, session_id: str) -> None:
         """Extract facts from all finished turns of the user before facts are read, and wait for them."""
         if self.is_when_needed:
             for name in await self._unread_sessions(session_id):
-                self.start(name, needed=True)
-            owner = self.block.job_key(session_id).owner
-            await wait_for_owner(owner, self.wait_seconds)
+                self._start(name, needed=True)
+            owner = self.job_key(session_id).owner
+            await wait_for_owner(owner, self.wait_for_facts)
 
     async def count_unread(self, session_id: str) -> int:
         """Return the number of messages in all sessions of the user from which no facts were learned yet."""
-        reader = self.block.job_key(session_id).reader
+        reader = self.job_key(session_id).reader
         count = 0
         for name in await self._unread_sessions(session_id):
-            count += await self.store.readers.count_messages(name, reader=reader)
+            count += await self._store.readers.count_messages(name, reader=reader)
         return count
 
-    def start_if_left(self, session_id: str) -> None:
+    def _start_if_left(self, session_id: str) -> None:
         """Extract facts from unread messages that have left the record since the last prompt."""
-        row_id = self.store.jobs.last_left.get(session_id)
+        row_id = self._store.jobs.last_left.get(session_id)
         state = self._state_of(session_id)
         if row_id and self.is_when_needed and row_id != state.last_left:
             state.last_left = row_id
-            self.start(session_id)
+            self._start(session_id)
 
-    def start(self, session_id: str, *, needed: bool = False) -> None:
+    def _start(self, session_id: str, *, needed: bool = False) -> None:
         """Extract facts of a session: of turns that are due, or of all if they are ``needed``."""
-        key = self.block.job_key(session_id)
+        key = self.job_key(session_id)
         if needed:
-            self.see(session_id)
-            self.store.jobs.needed.add(key)
+            self._see(session_id)
+            self._store.jobs.needed.add(key)
         work = partial(self._extract, key)
-        self.block.jobs.start(key, work, self.block.retry_seconds)
+        self.jobs.start(key, work, self.retry_seconds)
 
-    async def notice(
-        self, session_id: str, answer: ChatMessage | None, *, asks: bool
+    async def anotice(
+        self,
+        session_id: str,
+        *,
+        answer: ChatMessage | None = None,
+        asks: bool = False,
     ) -> None:
         """Extract facts if unread turns are due, or else after 300 quiet seconds.
 
@@ -161,40 +286,40 @@ class LearningSchedule:
         """
         if not self._extracts():
             return
-        jobs = self.store.jobs
+        jobs = self._store.jobs
         if answer is not None:
             self._state_of(session_id).question = 0
             if not asks:
                 jobs.asked.discard(session_id)
-            if not self.store.database.in_memory:
+            if not self._store.database.in_memory:
                 jobs.unread.add(session_id)
-        self.start(session_id)
-        if self.every_turns is None:
-            read_all = partial(self.start, session_id, needed=True)
-            key = self.block.job_key(session_id)
-            self.block.jobs.start_later(key, read_all, QUIET_SECONDS)
+        self._start(session_id)
+        if self.extract_every_turns is None:
+            read_all = partial(self._start, session_id, needed=True)
+            key = self.job_key(session_id)
+            self.jobs.start_later(key, read_all, QUIET_SECONDS)
 
-    async def flush(self, session_id: str) -> None:
+    async def _flush(self, session_id: str) -> None:
         """Extract facts from all unread messages of a session now, the current turn included."""
         if self._extracts():
-            extractor = self.make_extractor(session_id, at_once=True)
-            key = self.block.job_key(session_id)
-            await self.block.jobs.finish(key, extractor.extract)
+            extractor = self.extractor(session_id, at_once=True)
+            key = self.job_key(session_id)
+            await self.jobs.finish(key, extractor.extract)
             # A failure was logged.
-            self.store.jobs.unread.discard(session_id)
-            self.store.jobs.asked.discard(session_id)
+            self._store.jobs.unread.discard(session_id)
+            self._store.jobs.asked.discard(session_id)
 
     def _state_of(self, session_id: str) -> SessionState:
-        state = self.sessions.get(session_id)
+        state = self._sessions.get(session_id)
         if state is None:
             state = SessionState()
-            self.sessions.put(session_id, state)
+            self._sessions.put(session_id, state)
         return state
 
     async def _unread_sessions(self, session_id: str) -> list[str]:
         """Return the sessions of the user with unread messages."""
-        key = self.block.job_key(session_id)
-        names = await self.store.readers.sessions_of_reader(key.reader, pending=True)
+        key = self.job_key(session_id)
+        names = await self._store.readers.sessions_of_reader(key.reader, pending=True)
         if key.owner[-1] == namespace_of_session(session_id):
             # A copy of the session has the same reader, but other facts.
             names = [name for name in names if name == session_id]
@@ -205,19 +330,19 @@ class LearningSchedule:
         from llama_index_memory_ext.learning.batch import Due
 
         session_id = key.session_id
-        needed = self.store.jobs.needed
+        needed = self._store.jobs.needed
         is_needed = key in needed
         needed.discard(key)
-        due = Due(self.every_turns or UNREAD_TURNS, answered=True)
+        due = Due(self.extract_every_turns or UNREAD_TURNS, answered=True)
         if is_needed:
-            due = Due(answered=session_id in self.store.jobs.asked)
-        elif self.every_turns is None:
-            last_row = self.store.jobs.last_left.get(session_id)
+            due = Due(answered=session_id in self._store.jobs.asked)
+        elif self.extract_every_turns is None:
+            last_row = self._store.jobs.last_left.get(session_id)
             if last_row is None:
                 last_row = 0 if self.has_record else LAST_ID
             due = due._replace(tokens=UNREAD_TOKENS, last_left=last_row)
         try:
-            await self.make_extractor(session_id).extract(due)
+            await self.extractor(session_id).extract(due)
         except BaseException:
             if is_needed:
                 needed.add(key)
@@ -225,9 +350,9 @@ class LearningSchedule:
 
     def _extracts(self) -> bool:
         """Return whether facts are extracted now. The model, or its absence, is logged once in a process."""
-        if not self.is_on:
+        if not self.extract_facts:
             return False
-        llm = self.block.known_llm()
+        llm = self.known_llm()
         name = ""
         if llm is not None:
             name = f"{type(llm).__name__} {getattr(llm, 'model', '')}".strip()
@@ -243,4 +368,12 @@ def _log_model(name: str) -> None:
     logger.warning(
         "No facts are extracted, because there is no model: pass llm=... or set Settings.llm. Messages from before "
         "that are read, too. If no facts are wanted, pass extract_facts=False."
+    )
+
+
+@cache
+def _warn_without_user() -> None:
+    logger.warning(
+        "A RelevantFactsBlock has no user_id, so each session keeps facts apart, and no other session shows them. Pass "
+        "user_id=... to share the facts of a person."
     )

@@ -325,16 +325,10 @@ class CondensedMemoryBlock(LogBlock):
         if self.recall_limit:
             self._search.embed(session_id)
 
-    async def aflush(self, session_id: str | None = None) -> None:
-        """Wait until the messages that have left the record of a session are summarised; None: of each session.
-
-        After a failure the next start tries again.
-        """
-        for session in self._take_seen(session_id):
-            if self.summarize:
-                await self.jobs.finish(
-                    self.job_key(session), self._summarising(session)
-                )
+    async def _flush(self, session_id: str) -> None:
+        if self.summarize:
+            work = self._summarising(session_id)
+            await self.jobs.finish(self.job_key(session_id), work)
 
     def last_seen(self, session_id: str = DEFAULT_SESSION_ID) -> int:
         """Return the id of the last row that the record has read; 0 if this process has not read the session."""
@@ -463,7 +457,7 @@ class CondensedMemoryBlock(LogBlock):
     def all_jobs(self) -> tuple[Jobs, ...]:
         """The jobs that summarise, index and embed sessions."""
         search = self._search
-        return self.jobs, search.jobs, search.older_jobs, search.embedding_jobs
+        return self.jobs, search.jobs, search.embedding_jobs
 
     @property
     def _search(self) -> MessageSearch:

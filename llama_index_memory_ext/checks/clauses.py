@@ -40,8 +40,9 @@ _SENTENCE = rf"(?:[^{_MARKS}\n]|{_NO_END})*(?:[{_MARKS}]+|\n|$)"
 
 
 def sentences_of(text: str) -> list[str]:
-    """Return the sentences of a text."""
-    return pattern(_SENTENCE).findall(with_question_marks(text))
+    """Return the sentences of a text, in which the question marks of all scripts are "?"."""
+    plain = phrases("clauses", "question_marks").sub("?", text)
+    return pattern(_SENTENCE).findall(plain)
 
 
 def statements_of(text: str) -> str:
@@ -72,11 +73,6 @@ def sentences_at(text: str, span: Span) -> list[str]:
         if sentence and match.start() < span.end and span.start < match.end():
             sentences.append(sentence)
     return sentences
-
-
-def with_question_marks(text: str) -> str:
-    """Return a text of the same length in which the question marks of all scripts are "?"."""
-    return phrases("clauses", "question_marks").sub("?", text)
 
 
 def _is_question(sentence: str) -> bool:
@@ -150,11 +146,6 @@ def closest_clause(statement: str, sentences: Iterable[str]) -> Clause:
             best = clause
             most = count
     return best
-
-
-def implies_person(statement: str) -> bool:
-    """Return whether a statement names a person without a relation, as in "Is married"."""
-    return not _people("implied").isdisjoint(_word_beginnings(statement))
 
 
 def is_about_stranger(sentences: Iterable[str]) -> bool:

@@ -10,7 +10,6 @@ from llama_index_memory_ext.checks.clauses import (
     clauses_in,
     closest_clause,
     denies,
-    implies_person,
     sentences_of,
 )
 from llama_index_memory_ext.words import (
@@ -214,31 +213,17 @@ def _differs_in_a_clause(statement: str, words: str) -> bool:
         if not shares_word(part.text, clause.text):
             if part.is_denied and not denies(words):
                 return True
-        elif _differs(part, clause):
+        elif part.is_denied != clause.is_denied or _is_reordered(
+            part.text, clause.text
+        ):
             return True
     clause = closest_clause(statement, sentences)
     return clause.person == "other" and not _says_whom(statement, clause, words)
 
 
-def _differs(part: Clause, clause: Clause) -> bool:
-    """Return whether a part and its closest clause differ in a negation, a limit or the order."""
-    return (
-        part.is_denied != clause.is_denied
-        or _adds_limit(part.text, clause.text)
-        or _is_reordered(part.text, clause.text)
-    )
-
-
-def _adds_limit(statement: str, clause: str) -> bool:
-    limited = phrases("clauses", "limited")
-    return limited.search(statement) is not None and not limited.search(clause)
-
-
 def _says_whom(statement: str, clause: Clause, words: str) -> bool:
     """Return whether a statement names the other person of a clause: by a relation, or by a name at its beginning."""
-    if implies_person(statement) or not clause.relations.isdisjoint(
-        relations_in(statement)
-    ):
+    if not clause.relations.isdisjoint(relations_in(statement)):
         return True
     first_words = tokens_in(statement)[:1]
     return any(word.istitle() and word in tokens_in(words) for word in first_words)

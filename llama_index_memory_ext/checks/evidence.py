@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index_memory_ext.text.entries import escape_tags
 from llama_index_memory_ext.words import (
-    STOP_CHARACTERS,
-    STOP_WORDS,
     UNSPACED,
     comparable,
     is_translation,
@@ -80,7 +78,7 @@ def find_quote(quote: str, text: str) -> Span | None:
 
     Case, punctuation, accents that are written apart, and marks that writers leave out
     do not matter. A longer quote may have slips and another person of pronouns. "..."
-    stands for any words. A single stop word must be nearly the whole text.
+    stands for any words.
 
     >>> text = "Well, I don't live in Oslo any more - I moved to Rome in May!"
     >>> find_quote("they dont live in Oslo", text).of(text)
@@ -94,7 +92,7 @@ def find_quote(quote: str, text: str) -> Span | None:
         start = text.find(plain)
         return Span(start, start + len(plain), 1.0) if start >= 0 else None
     spans = _find_parts(plain, _folded(text))
-    if not spans or not _is_telling(plain, text):
+    if not spans:
         return None
     end = spans[-1].end
     # The mark at the end of a sentence belongs to the words.
@@ -151,20 +149,13 @@ def _find_part(wanted: str, text: _Folded) -> Span | None:
 
 def _find_nearly(wanted: str, text: _Folded) -> Span | None:
     # Imported at first use, because only background jobs need it.
-    from rapidfuzz.distance import Indel
     from rapidfuzz.fuzz import partial_ratio_alignment
 
     place = partial_ratio_alignment(wanted, text.text, score_cutoff=_LEAST_LIKENESS)
     if place is None:
         return None
-    window = text.text[place.dest_start : place.dest_end]
-    steps = list(Indel.opcodes(wanted, window))
-    equal = [step for step in steps if step.tag == "equal"]
     start = place.dest_start
-    # Other words at the beginning, as "I" for "they", belong to the quote.
-    if all(step.tag != "delete" for step in steps[:2]):
-        start += equal[0].dest_start
-    end = place.dest_start + equal[-1].dest_end
+    end = place.dest_end
     while text.text[start] == " ":
         start += 1
     while text.cuts_word(start):
@@ -172,15 +163,6 @@ def _find_nearly(wanted: str, text: _Folded) -> Span | None:
     while text.cuts_word(end):
         end += 1
     return Span(text.starts[start], text.ends[end - 1], place.score / 100)
-
-
-def _is_telling(quote: str, text: str) -> bool:
-    """Return whether a quote has several words, a word that is no stop word, or nearly all words of a text."""
-    words = tokens_in(quote)
-    if len(words) > 1 or len(tokens_in(text)) <= len(words) + 1:
-        return True
-    word = words[0].casefold() if words else ""
-    return len(word) > 1 and word not in STOP_WORDS | STOP_CHARACTERS
 
 
 # ---- the conversation that facts are checked against ----

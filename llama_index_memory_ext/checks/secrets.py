@@ -72,7 +72,7 @@ def redact_secrets(text: str) -> str:
     name, such as a password, is replaced together with its sentence. If the secret and
     its name stand in two sentences, the whole text is replaced. A text without a secret is
     returned unchanged. A secret with neither a name nor a known format is not found:
-    see the guide "Leaving out".
+    see the guide "Store less".
 
     Examples:
         >>> redact_secrets("Pay with 4111 1111 1111 1111. My PIN is 4711. Thanks!")

@@ -24,7 +24,7 @@ from llama_index_memory_ext.fact import (
     retire,
     utc_now,
 )
-from llama_index_memory_ext.facts.filters import FactFilter, moment_for
+from llama_index_memory_ext.facts.filters import FactFilter
 from llama_index_memory_ext.facts.history import history_of
 from llama_index_memory_ext.facts.ranking import RankedFact, rank
 from llama_index_memory_ext.settings import build_checked, unpacked
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_LONGEST_TTL = timedelta(days=365_000)
 _SCHEMA = "llama_index_memory_ext.fact"
 _SCHEMA_VERSION = 1
 
@@ -91,28 +92,18 @@ class FactBook:
         self.categories = None if categories is None else tuple(categories)
 
     @unpacked(FactFilter, FactFilter)
-    async def alist(
-        self,
-        /,
-        *,
-        with_retired: bool = False,
-        with_expired: bool = False,
-        **wanted: Any,
-    ) -> list[Fact]:
-        """Return the facts, newest first; retired and expired facts only on request. [] for none.
+    async def alist(self, /, **wanted: Any) -> list[Fact]:
+        """Return the facts, newest first; retired, expired and pending facts only by ``state``. [] for none.
 
         A fact whose ``valid_until`` has passed is listed; its ``fact.state(now)`` is
-        "past". Pending facts are listed by ``state``, which overrides the first two
-        arguments.
+        "past".
 
         Args:
-            with_retired: Include retired facts.
-            with_expired: Include expired facts.
             wanted: Each of the following, by name.
 
         Raises:
-            FactError: No fact can match: an unknown category, another agent, an
-                unknown id, or ``since`` after ``until``. Or a datetime has no time zone.
+            FactError: No fact can match: an unknown category, another agent, or an
+                unknown id. Or a datetime has no time zone.
         """
         selection = await self._filter(wanted)
         facts = await self._all()
@@ -121,13 +112,8 @@ class FactBook:
         def is_listed(fact: Fact) -> bool:
             if not selection.takes(fact, now):
                 return False
-            if selection.state is not None:
-                return True
-            return (
-                (with_retired or not fact.retired)
-                and (with_expired or not fact.expired(now))
-                and fact.state(now) != "pending"
-            )
+            is_hidden = fact.retired or fact.pending or fact.expired(now)
+            return selection.state is not None or not is_hidden
 
         def list_page() -> list[Fact]:
             facts.sort(key=attrgetter("created_at"), reverse=True)
@@ -196,21 +182,21 @@ class FactBook:
                 beside ``expires_at``.
         """
         values = self._checked(ttl, fields)
+        names = set(fields)
         if isinstance(fact, str):
             new = Fact(content=fact, **values)
         elif isinstance(fact, Fact):
-            new = Fact(**{**fact.model_dump(), **values}) if values else fact
-            if "category" in fact.model_fields_set:
-                self._check_category(new.category)
+            new = Fact(**{**fact.model_dump(), **values})
+            names |= fact.model_fields_set
         else:
             raise FactError(
                 f"Expected a Fact, or its content as a str; got {type(fact).__name__}."
             )
+        if "category" in names:
+            self._check_category(new.category)
         owner = self._view.own
-        if "agent_id" in fields:
-            owner = new.agent_id
-        elif isinstance(fact, Fact) and "agent_id" in fact.model_fields_set:
-            owner = self._view.owner(fact.agent_id)
+        if "agent_id" in names:
+            owner = self._view.owner(new.agent_id)
         update: dict[str, Any] = {"namespace": self.namespace, "agent_id": owner}
         for name in ("created_at", "updated_at"):
             at = getattr(new, name)
@@ -385,12 +371,6 @@ class FactBook:
     async def _filter(self, wanted: Mapping[str, Any]) -> FactFilter:
         """Return the filter; a FactError if it can select no fact."""
         selection = build_checked(FactFilter, FactFilter, FactError, **wanted)
-        since = selection.since
-        until = selection.until
-        if since and until and moment_for(since, until) > moment_for(until, since):
-            raise FactError(
-                f"Expected since to be before until; got {since} and {until}. Exchange them."
-            )
         if selection.agent_id is not None:
             self._view.check(selection.agent_id)
         if selection.category is not None:
@@ -440,25 +420,13 @@ class FactBook:
             self._view.check(fields["agent_id"])
         if ttl is None:
             return fields
-        if not isinstance(ttl, timedelta):
+        is_usable = isinstance(ttl, timedelta) and timedelta() < ttl <= _LONGEST_TTL
+        if not is_usable or fields.get("expires_at") is not None:
             raise FactError(
-                "Expected ttl to be a timedelta, such as timedelta(days=30); "
-                f"got {type(ttl).__name__}."
+                f"Expected ttl to be a timedelta above 0, at most {_LONGEST_TTL.days:,} days, without expires_at; "
+                f"got {ttl!r}. A fact that is no longer true can be retired."
             )
-        if ttl <= timedelta():
-            raise FactError(
-                f"Expected a ttl of more than 0; got {ttl}. A fact that is no longer true can be retired."
-            )
-        if fields.get("expires_at") is not None:
-            raise FactError(
-                "Expected either ttl or expires_at; got both. Leave one of them out."
-            )
-        try:
-            return {**fields, "expires_at": self._now() + ttl}
-        except OverflowError:
-            raise FactError(
-                f"Expected a ttl that ends in the year 9999 at the latest; got {ttl}. Leave it out."
-            ) from None
+        return {**fields, "expires_at": self._now() + ttl}
 
     def _check_category(self, category: str) -> None:
         if self.categories is not None and category not in self.categories:

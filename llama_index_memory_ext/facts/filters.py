@@ -2,38 +2,20 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from datetime import date, datetime
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from pydantic import (
-    AwareDatetime,
-    BaseModel,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    WrapValidator,
-)
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from llama_index_memory_ext.errors import FactError
 from llama_index_memory_ext.fact import Fact, FactState
+from llama_index_memory_ext.settings import optional
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 
-def _day(value: Any, check: Callable[[Any], datetime]) -> date:
-    """Return a day, or the day of an ISO date; check any other value."""
-    day = value
-    if isinstance(value, str):
-        with suppress(ValueError):
-            day = date.fromisoformat(value)
-    return day if type(day) is date else check(value)
-
-
-DayOrMoment = Annotated[
-    AwareDatetime, WrapValidator(_day), PlainSerializer(lambda value: value)
-]
+DayOrMoment: TypeAlias = AwareDatetime | date
 
 
 def moment_for(moment: date, limit: date) -> date:
@@ -48,22 +30,17 @@ class FactFilter(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    since: DayOrMoment | None = Field(
-        default=None, description="Known since this day or datetime, or later."
+    since: DayOrMoment | None = optional("Known since this day or datetime, or later.")
+    until: DayOrMoment | None = optional(
+        "Known since this day or datetime, or earlier."
     )
-    until: DayOrMoment | None = Field(
-        default=None, description="Known since this day or datetime, or earlier."
-    )
-    category: str | None = Field(default=None, description="Of this kind.")
+    category: str | None = optional("Of this kind.")
     tags: tuple[str, ...] = Field(default=(), description="With all of these tags.")
-    agent_id: str | None = Field(default=None, description="This agent's own.")
-    state: FactState | Literal["all"] | None = Field(
-        default=None, description='In this state; "all": in any.'
-    )
+    agent_id: str | None = optional("This agent's own.")
+    state: FactState | Literal["all"] | None = optional('In this state; "all": in any.')
     limit: int | None = Field(default=None, ge=1, description="Most facts.")
-    after: str | None = Field(
-        default=None,
-        description="The id of the last fact that was seen: those behind it.",
+    after: str | None = optional(
+        "The id of the last fact that was seen: those behind it."
     )
 
     def takes(self, fact: Fact, now: datetime) -> bool:

@@ -74,10 +74,9 @@ FOR_QUESTION = "question"
 # Constants of ``min_similarity``, chosen on exact_facts; see CONTRIBUTING.md. The words
 # of a question together weigh at most as much as this number of words of one fact alone.
 _MOST_QUESTION_WEIGHT = 2
-# The weights of a word that no fact has, of a related word, and of an earlier turn.
+# The weights of a word that no fact has, and of a related word.
 _UNKNOWN_WEIGHT = 0.5
 _RELATED_WEIGHT = 0.8
-_EARLIER_TURN_WEIGHT = 0.5
 # Questions of at most eight words have related words.
 _SHORT_QUESTION = 8
 # The least share of the best similarity.
@@ -86,11 +85,6 @@ _STRICT_FLOOR = 0.6
 _ONGOING_TERMS = 15
 # So many newer facts halve the recency of a fact.
 _HALF_LIFE = 40
-# While a subject continues, a fact gains this share of the best score of its day and of
-# the score of the fact before it. Its length, tags included, has the exponent below.
-_DAY_SHARE = 0.2
-_LENGTH_POWER = 0.15
-_TAG_BYTES = 80
 # A prompt has room for fewer facts; the others need not be sorted.
 _BEST = 256
 
@@ -183,19 +177,6 @@ def counted_line(fact: Fact, counter: TokenCounter) -> Part:
     return Part("fact", line, counter.count(line))
 
 
-# The places of a word that a fact and a question have in common.
-_OWN = ""
-_DATE = "date"
-_SOURCE = "source"
-_EARLIER = "earlier turn"
-# Reasons to show a fact, by the best place of a word.
-_REASONS = {
-    _OWN: "matches in its own words",
-    _DATE: f"matches in its {_DATE} only",
-    _SOURCE: f"matches in its {_SOURCE} only",
-}
-
-
 class RankedFact(NamedTuple):
     """A fact with its numbers for one question, each in 0..1.
 
@@ -217,36 +198,22 @@ class RankedFact(NamedTuple):
     place: str = ""
 
     @property
-    def matches(self) -> dict[str, str]:
-        """The words of the question and of earlier turns that the fact has, each with its place.
-
-        The place is "" for the fact's own words, else "date" or "source". "earlier
-        turn" follows for a word that the question does not have. Words are compared by
-        their stems in the language of the question.
-        """
-        fact = self.fact
-        matches: dict[str, str] = {}
-        for i, turn in enumerate(self.turns):
-            codes = languages_of(turn, self.languages) or languages_of(
-                f"{fact.content}\n{fact.source}", self.languages
-            )
-            places = {
-                **dict.fromkeys(_terms(fact.source, codes), _SOURCE),
-                **dict.fromkeys(_terms(date_words(fact.began), codes), _DATE),
-                **dict.fromkeys(_terms(fact.content, codes), _OWN),
-            }
-            for word in words_in(turn, codes):
-                if word.term in places:
-                    place = places[word.term]
-                    if i:
-                        place = f"{place}, {_EARLIER}" if place else _EARLIER
-                    matches.setdefault(word.written, place)
-        return matches
-
-    @property
     def matched(self) -> tuple[str, ...]:
-        """The words of ``matches``."""
-        return tuple(self.matches)
+        """The words of the question and of earlier turns that the fact has in its text, its first day or its source.
+
+        Words are compared by their stems in the language of the question.
+        """
+        content = f"{self.fact.content}\n{self.fact.source}"
+        text = f"{content}\n{date_words(self.fact.began)}"
+        matched: list[str] = []
+        for turn in self.turns:
+            codes = languages_of(turn, self.languages) or languages_of(
+                content, self.languages
+            )
+            terms = _terms(text, codes)
+            words = words_in(turn, codes)
+            matched += [word.written for word in words if word.term in terms]
+        return tuple(dict.fromkeys(matched))
 
 
 @dataclass(frozen=True)
@@ -328,15 +295,11 @@ class ShowableFacts:
         self._stated = _stated_facts(self.facts)
         self.first = [i for i, fact in enumerate(self.facts) if why_first(fact)]
         self.confidences = _numbers(fact.confidence for fact in self.facts)
-        self.lengths = _numbers(
-            len(fact.content.encode()) + _TAG_BYTES for fact in self.facts
-        )
         self.newer = _newer_facts(self.facts)
         self.recencies = _recencies(self.facts, self.newer, period)
-        self.days = _days(self.facts)
-        self.before = _facts_before(self.days, self.newer)
         # Times tell facts apart: there are two days, or a stated beginning.
-        self.has_times = any(fact.valid_from for fact in self.facts) or self.days.any()
+        days = {fact.created_at.toordinal() for fact in self.facts}
+        self.has_times = len(days) > 1 or any(fact.valid_from for fact in self.facts)
 
     def stated_in(self, session_id: str, row_ids: frozenset[int]) -> frozenset[str]:
         """Return the ids of facts that only these messages state, without pinned facts and corrections."""
@@ -406,12 +369,9 @@ class ShowableFacts:
                 + ongoing * recency_weight * recency
             )
 
-            beside = best score of its day + score of the fact before it
-            worth = (score + 0.2 * ongoing * beside) / length ** (0.15 * ongoing)
-
-        The facts are ordered by ``worth``. For a question about a time, ``ongoing`` is
-        1, the worth is the score, and the recency of a fact is 1 if it began then, else
-        0. If the ranker fails, all similarities are 0.
+        The facts are ordered by their score. For a question about a time, ``ongoing`` is
+        1, and the recency of a fact is 1 if it began then, else 0. If the ranker fails,
+        all similarities are 0.
         """
         turns = (question, *context)
         ongoing = 1.0 if self.period else _ongoing(turns)
@@ -430,10 +390,6 @@ class ShowableFacts:
             + shares.confidence * self.confidences
             + shares.recency * self.recencies
         )
-        if shares.recency and self.period is None and self.facts:
-            worth = self._worth(scores, ongoing)
-        else:
-            worth = scores
         return Ranking(
             self,
             turns,
@@ -441,21 +397,9 @@ class ShowableFacts:
             shares,
             similarities,
             scores,
-            worth,
             floor,
             surroundings,
         )
-
-    def _worth(self, scores: Numbers, ongoing: float) -> Numbers:
-        best_of_days = np.zeros(self.days.max() + 1)
-        np.maximum.at(best_of_days, self.days, scores)
-        is_first_of_day = self.before == np.arange(len(scores))
-        score_before = np.where(is_first_of_day, 0.0, scores[self.before])
-        beside = best_of_days[self.days] + score_before
-        worth: Numbers = (scores + _DAY_SHARE * ongoing * beside) / self.lengths ** (
-            _LENGTH_POWER * ongoing
-        )
-        return worth
 
 
 def _ongoing(turns: Iterable[str]) -> float:
@@ -486,12 +430,6 @@ def _recencies(facts: Sequence[Fact], newer: Numbers, period: Period | None) -> 
     return 0.5 ** (fewer / _HALF_LIFE)
 
 
-def _days(facts: Sequence[Fact]) -> NDArray[np.intp]:
-    """Return the number of each fact's day, counted from 0 over the days with facts."""
-    ordinals = [fact.created_at.toordinal() for fact in facts]
-    return np.unique(np.array(ordinals, dtype=np.intp), return_inverse=True)[1]
-
-
 def _stated_facts(facts: Iterable[Fact]) -> dict[str | None, list[Fact]]:
     """Return the facts that messages state by session, without edited facts, pinned facts and corrections."""
     stated = defaultdict(list)
@@ -501,22 +439,11 @@ def _stated_facts(facts: Iterable[Fact]) -> dict[str | None, list[Fact]]:
     return stated
 
 
-def _facts_before(days: NDArray[np.intp], newer: Numbers) -> NDArray[np.intp]:
-    """Return for each fact the place of the fact before it on its day; its own place for the first."""
-    before = np.arange(len(days))
-    oldest_first = np.lexsort((-newer, days))
-    same_day = np.diff(days[oldest_first]) == 0
-    before[oldest_first[1:][same_day]] = oldest_first[:-1][same_day]
-    return before
-
-
 class Ranking(NamedTuple):
     """The facts with their numbers for one question; entries are made on request.
 
     ``turns``: the question and the turns before it.
     ``weights``: the shares of similarity, confidence and recency; the sum is 1.
-    ``worth``: the score with bonuses for facts of the same day and short facts; it
-    orders, and is not printed.
     ``floor``: the least similarity of facts that concern the question; 0: each
     fact concerns it, as without a question.
     ``surroundings``: the record and the profile in the prompt, beside these facts.
@@ -528,14 +455,13 @@ class Ranking(NamedTuple):
     weights: Weights
     similarities: Numbers
     scores: Numbers
-    worth: Numbers
     floor: float
     surroundings: Surroundings
     min_similarity: float | None = None
 
     def best_first(self) -> Iterator[RankedFact]:
         """Return all facts, best first; of equally good facts the newest first."""
-        return self._sorted(np.arange(len(self.worth)))
+        return self._sorted(np.arange(len(self.scores)))
 
     def similar(self) -> list[RankedFact]:
         """Return the facts with a similarity above 0, best first."""
@@ -630,7 +556,7 @@ class Ranking(NamedTuple):
         )
 
     def _sorted(self, places: NDArray[np.intp]) -> Iterator[RankedFact]:
-        order = np.lexsort((self.showable.newer[places], -self.worth[places]))
+        order = np.lexsort((self.showable.newer[places], -self.scores[places]))
         yield from map(self._entry, places[order].tolist())
 
     def _entry(self, place: int) -> RankedFact:
@@ -676,35 +602,27 @@ def question_shares(
     """
     earlier_turns = "\n".join(context)
     codes = languages_of(question, languages) or languages_of(earlier_turns, languages)
-    words = _terms(question, codes)
-    earlier_words = _terms(earlier_turns, codes)
+    words = _terms(question, codes) or _terms(earlier_turns, codes)
     words_of_texts = {key: _terms(text, codes) for key, text in texts.items()}
-    common = {key: own & (words | earlier_words) for key, own in words_of_texts.items()}
+    common = {key: own & words for key, own in words_of_texts.items()}
     frequency = Counter(chain.from_iterable(words_of_texts.values()))
-    weights = {
-        word: _weight(frequency[word], len(texts)) for word in words | earlier_words
-    }
+    weights = {}
+    for word in words:
+        weights[word] = _idf(frequency[word], len(texts))
+        if word not in frequency:
+            weights[word] *= _UNKNOWN_WEIGHT
     full_weight = min(
-        sum(weights[word] for word in words or earlier_words),
-        _MOST_QUESTION_WEIGHT * _idf(1, len(texts)),
+        sum(weights.values()), _MOST_QUESTION_WEIGHT * _idf(1, len(texts))
     )
     for word, keys in _related_texts(words, codes, words_of_texts).items():
         weights[word] = _RELATED_WEIGHT * _UNKNOWN_WEIGHT * _idf(len(keys), len(texts))
         for key in keys:
             common[key] |= {word}
-    for word in earlier_words - words:
-        weights[word] *= _EARLIER_TURN_WEIGHT
     return _covered_shares(common, weights, full_weight)
 
 
 def _idf(frequency: int, texts: int) -> float:
     return 1 + log((1 + texts) / (1 + frequency))
-
-
-def _weight(frequency: int, texts: int) -> float:
-    if not frequency:
-        return _UNKNOWN_WEIGHT * _idf(0, texts)
-    return _idf(frequency, texts)
 
 
 def _related_texts(
@@ -852,7 +770,6 @@ _COLUMNS = (
 )
 _CONTENT_WIDTH = 48
 _MOST_WORDS = 5
-_ABOUT_ORDER = "In a talk that goes on, facts that are short, or learned beside others that match, come earlier."
 _ABOUT_SIMILARITY = "Similarity compares these facts with each other: the one that is most like the question has 1."
 
 
@@ -862,7 +779,6 @@ class ExplainedFact:
 
     ``similarity``: the fact that is most like the question has 1.
     ``matched``: the words in common.
-    ``words``: the same by their places, as "live; source: paris; earlier turn: trip".
     ``injected``: whether the fact is shown.
     ``place``: "profile", in front of the record, or "question"; "" if it is not shown.
     """
@@ -876,7 +792,6 @@ class ExplainedFact:
     injected: bool
     why: str
     recency: float = 0.0
-    words: str = ""
     place: str = ""
 
 
@@ -913,10 +828,7 @@ class Explanation:
             f"Shown: {facts}, {self.tokens} tokens. There is room for {self.limit} tokens: "
             "the limit without the tags around all facts."
         )
-        about = _ABOUT_SIMILARITY
-        if self.weights.recency:
-            about = f"{_ABOUT_SIMILARITY} {_ABOUT_ORDER}"
-        return tokens, f"score = {' + '.join(parts)}", about
+        return tokens, f"score = {' + '.join(parts)}", _ABOUT_SIMILARITY
 
 
 def explain(ranking: Ranking, most: int | None = None) -> Explanation:
@@ -937,32 +849,29 @@ def explain(ranking: Ranking, most: int | None = None) -> Explanation:
         places[entry.fact.id] = FOR_QUESTION
     facts = []
     tokens = 0
-    for entry in _entries_to_explain(ranked, places, most):
+    for number, entry in enumerate(ranked, 1):
         fact = entry.fact
         place = places.get(fact.id, "")
-        matches = entry.matches
+        if most is not None and number > most and not place:
+            continue
         line = ranking.showable.lines[fact.id]
+        why = reasons.get(fact.id, "left out: too little in common")
         if place:
             tokens += line.tokens
+            why = _why_shown(entry, place)
         if place == IN_PROFILE:
             limit += line.tokens
-            why = why_first(fact) or "in the profile"
-        elif place:
-            why = _why_shown(entry, matches.values())
-        else:
-            why = reasons.get(fact.id, "left out: too little in common")
         facts.append(
             ExplainedFact(
                 fact,
                 entry.similarity,
                 entry.confidence,
                 entry.score,
-                tuple(matches),
+                entry.matched,
                 line.tokens,
                 bool(place),
                 why,
                 entry.recency,
-                _words_by_place(matches),
                 place,
             )
         )
@@ -970,42 +879,16 @@ def explain(ranking: Ranking, most: int | None = None) -> Explanation:
     return Explanation(tuple(facts), tokens, limit, ranking.weights, omitted)
 
 
-def _entries_to_explain(
-    ranked: Sequence[RankedFact], places: Mapping[str, str], most: int | None
-) -> list[RankedFact]:
-    """Return the best ``most`` entries, and the entries that have a place in the prompt."""
-    best = list(ranked[:most])
-    if most is not None:
-        best += [entry for entry in ranked[most:] if entry.fact.id in places]
-    return best
-
-
-def _words_by_place(matches: Mapping[str, str]) -> str:
-    """Return the first words of each place, the fact's own words first."""
-    words_of_places = {_OWN: list[str]()}
-    for word, place in matches.items():
-        words_of_places.setdefault(place, []).append(word)
-    parts = []
-    for place, words in words_of_places.items():
-        listed = ", ".join(words[:_MOST_WORDS])
-        parts.append(f"{place}: {listed}" if place else listed)
-    return "; ".join(filter(None, parts))
-
-
-def _why_shown(entry: RankedFact, places: Collection[str]) -> str:
-    """Return the reason for a fact: its state, or the best place of a word in common."""
-    if entry.past:
-        return "was true before"
+def _why_shown(entry: RankedFact, place: str) -> str:
     if why_first(entry.fact):
         return why_first(entry.fact)
+    if place == IN_PROFILE:
+        return "in the profile"
+    if entry.past:
+        return "was true before"
     if not entry.similarity:
         return "nothing in common, but room"
-    for place, reason in _REASONS.items():
-        if place in places:
-            return reason
-    if places:
-        return f"matches an {_EARLIER} only"
-    return "similar without a word in common"
+    return "like the question"
 
 
 def _cells(fact: ExplainedFact) -> tuple[str, ...]:
@@ -1016,7 +899,7 @@ def _cells(fact: ExplainedFact) -> tuple[str, ...]:
     return (
         content,
         *map("{:.2f}".format, numbers),
-        fact.words,
+        ", ".join(fact.matched[:_MOST_WORDS]),
         str(fact.tokens),
         f"yes: {fact.why}" if fact.injected else fact.why,
     )

@@ -282,22 +282,18 @@ class BatchReader:
             for line in context
             if line.text
         ]
-        times = times_of(rows, self.block.zone)
+        # No time is after now: a clock may have been ahead.
+        times = [min(at or now, now) for at in times_of(rows, self.block.zone)]
         pairs = zip(times, lines, strict=True)
         question_times = [said_at for said_at, line in pairs if line.is_users]
         # Rows before the first question belong to a turn of an earlier batch.
         turns = len(question_times) + (not lines[0].is_users)
-        # No time is after now: a clock may have been ahead.
-        asked_at = now
-        if question_times:
-            asked_at = min(question_times[-1] or now, now)
-        ended_at = min(times[-1] or now, now)
         return Batch(
             unread,
             [line for line in lines if line.text],
             turns,
-            asked_at,
-            ended_at,
+            question_times[-1] if question_times else now,
+            times[-1],
             before,
             budget,
         )

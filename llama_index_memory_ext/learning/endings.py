@@ -9,14 +9,13 @@ from llama_index.core.base.llms.types import ChatMessage, ChatResponse
 
 from llama_index_memory_ext.checks.clauses import (
     closest_clause,
-    implies_person,
     sentences_of,
     statements_of,
     tells_change,
 )
 from llama_index_memory_ext.checks.comparison import shares_word
 from llama_index_memory_ext.learning.prompt import on_one_line
-from llama_index_memory_ext.learning.reply import without_thoughts
+from llama_index_memory_ext.learning.reply import NewFact, without_thoughts
 from llama_index_memory_ext.models.ask import ask_with
 from llama_index_memory_ext.words import relations_in
 
@@ -59,9 +58,8 @@ def doubted_facts(lines: Sequence[Utterance], facts: Sequence[Fact]) -> list[Dou
 
 def _is_about_other(words: str, fact: Fact) -> bool:
     """Return whether words are about another person, and the fact is about the user."""
-    if closest_clause(fact.content, [words]).person != "other":
-        return False
-    return not (implies_person(fact.content) or relations_in(fact.content))
+    person = closest_clause(fact.content, [words]).person
+    return person == "other" and not relations_in(fact.content)
 
 
 def _statements(lines: Sequence[Utterance]) -> list[str]:
@@ -91,3 +89,13 @@ async def ask_whether_over(
     response = await ask_with(llm, chat, _WORD_TOKENS, responses)
     answer = without_thoughts(response.message.content or "")
     return answer.strip(' "*').casefold().startswith("no")
+
+
+def with_ending(entries: Sequence[NewFact], doubt: Doubt) -> list[NewFact]:
+    """Return the entries with the end of a known fact: in the first entry of the same words, or in a further one."""
+    for i, entry in enumerate(entries):
+        is_same = doubt.words in entry.quote or entry.quote in doubt.words
+        if is_same and not entry.ends:
+            ending = entry.model_copy(update={"ends": doubt.number})
+            return [*entries[:i], ending, *entries[i + 1 :]]
+    return [*entries, NewFact(content="", quote=doubt.words, ends=doubt.number)]

@@ -28,6 +28,7 @@ from llama_index_memory_ext.learning.endings import (
     ask_whether_over,
     doubted_facts,
     ending_prompt,
+    with_ending,
 )
 from llama_index_memory_ext.learning.progress import (
     Progress,
@@ -35,7 +36,6 @@ from llama_index_memory_ext.learning.progress import (
     progress_of,
 )
 from llama_index_memory_ext.learning.rejections import TOOL_CHECKS
-from llama_index_memory_ext.learning.reply import ExtractionReply, NewFact, Retirement
 from llama_index_memory_ext.learning.report import ask_for_facts, can_call
 from llama_index_memory_ext.learning.validation import ValidatedReply, validate_reply
 from llama_index_memory_ext.models.ask import Usage, usage_of, was_truncated
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.blocks import LogBlock
     from llama_index_memory_ext.facts.user_facts import UserFacts
     from llama_index_memory_ext.learning.budget import RequestBudget
+    from llama_index_memory_ext.learning.reply import NewFact
     from llama_index_memory_ext.learning.request import Request, RequestPlanner
     from llama_index_memory_ext.store.facts import FactChanges
     from llama_index_memory_ext.text.turns import Utterance
@@ -60,39 +61,22 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_APPLY_TRIES = 3
-
-
-class FactsBefore(NamedTuple):
-    """The facts of the user before a batch, by id, and the changes that were read with them."""
-
-    facts: Mapping[str, Fact]
-    changes: FactChanges
-
-
-class Answer(NamedTuple):
-    """The answer of a model to a request, and the seconds of the call."""
-
-    request: Request
-    reply: ExtractionReply
-    seconds: float
-
 
 class Extracted(NamedTuple):
     """The facts that a batch has changed, and how it was read.
 
     ``reply``: the validated reply.
-    ``seconds``: the time that the model took; None if no model was asked.
-    ``usage``: the calls of the model and their tokens.
+    ``seconds``: the time that the model took.
+    ``usage``: the calls of the model and their tokens; none if no model was asked.
     ``messages``: how many messages were read.
 
-    All fields but ``seconds`` are empty if another process was faster. The reply of a
-    tool has only the first two.
+    All fields but ``seconds`` and ``usage`` are empty if another process was faster. The
+    reply of a tool has only the first two.
     """
 
     changed: Sequence[Fact] = ()
     reply: ValidatedReply = ValidatedReply()
-    seconds: float | None = None
+    seconds: float = 0.0
     usage: Usage = Usage()
     messages: int = 0
 
@@ -185,7 +169,7 @@ class Extractor:
 
     async def apply(
         self,
-        reply: ExtractionReply,
+        reply: Sequence[NewFact],
         lines: Sequence[Utterance],
         about: Sequence[Fact] = (),
         *,
@@ -198,7 +182,7 @@ class Extractor:
         of a new fact must be the user's.
 
         Args:
-            reply: The reply.
+            reply: The entries of the reply.
             lines: The conversation.
             about: The facts that the reply names by their places, from 1.
             tool_text: The texts that tools returned.
@@ -207,33 +191,30 @@ class Extractor:
         Raises:
             StoreError: Facts of the user are being deleted.
         """
-        for _ in range(_APPLY_TRIES):
-            user_facts = await self.user_facts.read()
-            before = _facts_before(user_facts)
-            validate = partial(
-                validate_reply,
-                reply,
-                lines,
-                checks=TOOL_CHECKS,
-                tool_text=tool_text,
-                retired_by=retired_by,
-            )
-            valid = await self._validated(validate, about, self.block.now())
-            applied = self._changes_of(valid)
-            if not applied.changed:
-                return applied
-            if await user_facts.store.facts.write(
-                user_facts.namespace,
-                applied.changed,
-                before.changes,
-                view=user_facts.view,
-            ):
-                await self._send_event(applied, before)
-                await user_facts.refresh(is_read=has_listeners())
-                return applied
-        raise StoreError(
-            "Expected to store facts; facts of this user are being deleted at the same time. Try again."
+        user_facts = await self.user_facts.read()
+        seen = user_facts.changes
+        validate = partial(
+            validate_reply,
+            reply,
+            lines,
+            checks=TOOL_CHECKS,
+            tool_text=tool_text,
+            retired_by=retired_by,
         )
+        valid = await self._validated(validate, about, self.block.now())
+        applied = self._changes_of(valid)
+        if not applied.changed:
+            return applied
+        store = user_facts.store.facts
+        if not await store.write(
+            user_facts.namespace, applied.changed, seen, view=user_facts.view
+        ):
+            raise StoreError(
+                "Expected to store facts; facts of this user are being deleted at the same time. Try again."
+            )
+        await self._send_event(applied)
+        await user_facts.refresh(is_read=has_listeners())
+        return applied
 
     # ---- the five steps of a batch ----
 
@@ -256,19 +237,21 @@ class Extractor:
             TruncatedReplyError: The answer about several turns was cut off.
             Exception: The error of the model.
         """
-        before = _facts_before(await self.user_facts.read())
+        seen = (await self.user_facts.read()).changes
         extracted = Extracted()
         if any(line.is_users for line in batch.lines):
             lists_facts = can_call(self.block.chosen_llm())
             request = await self.planner.plan(batch, lists_facts=lists_facts)
-            answer = await self._ask(request)
-            extracted = await self._check(answer)
+            started = perf_counter()
+            reply = await self._ask(request)
+            seconds = perf_counter() - started
+            extracted = await self._check(request, reply)
+            extracted = extracted._replace(seconds=seconds)
             progress = progress._replace(is_understood=True)
-        return await self._write(batch, extracted, progress, before)
+        return await self._write(batch, extracted, progress, seen)
 
-    async def _ask(self, request: Request) -> Answer:
+    async def _ask(self, request: Request) -> Sequence[NewFact]:
         """Return the reply of the model, with the known facts that end."""
-        started = perf_counter()
         llm = self.block.chosen_llm()
         with self._counted(request.messages) as responses:
             reply, response = await ask_for_facts(
@@ -283,56 +266,44 @@ class Extractor:
                 "Expected a whole answer; it was cut off. Each half of the turns is read alone next."
             )
         # The request may have shown that the model calls no tools.
-        if request.known_facts and not (reply.retired or can_call(llm)):
-            retired = await self._endings(request, reply)
-            reply = reply.model_copy(update={"retired": retired})
-        return Answer(request, reply, perf_counter() - started)
+        if can_call(llm) or any(entry.ends for entry in reply):
+            return reply
+        return await self._with_endings(request, reply)
 
-    async def _endings(
-        self, request: Request, reply: ExtractionReply
-    ) -> list[Retirement]:
+    async def _with_endings(
+        self, request: Request, reply: Sequence[NewFact]
+    ) -> Sequence[NewFact]:
         """Ask a model without tools which known facts the new words end, a fact at a time.
 
         Small models end any fact of a list. A model with tools names the facts that end in
         its report.
         """
         facts = request.known_facts
-        retired = []
         for doubt in await asyncio.to_thread(doubted_facts, request.batch.lines, facts):
             prompt = ending_prompt(facts[doubt.number - 1], doubt.words)
             with self._counted(prompt) as responses:
-                is_over = await ask_whether_over(
-                    self.block.chosen_llm(), prompt, responses
-                )
+                llm = self.block.chosen_llm()
+                is_over = await ask_whether_over(llm, prompt, responses)
             if is_over:
-                entry = Retirement(
-                    number=doubt.number,
-                    quote=doubt.words,
-                    replaced_by=_label_of(doubt.words, reply.new_facts),
-                )
-                retired.append(entry)
-        return retired
+                reply = with_ending(reply, doubt)
+        return reply
 
-    async def _check(self, answer: Answer) -> Extracted:
-        """Return the facts that an answer changes, not yet stored."""
-        batch = answer.request.batch
-        validate = partial(
-            validate_reply, answer.reply, batch.lines, context=batch.before
-        )
-        valid = await self._validated(
-            validate, answer.request.known_facts, batch.asked_at
-        )
+    async def _check(self, request: Request, reply: Sequence[NewFact]) -> Extracted:
+        """Return the facts that a reply changes, not yet stored."""
+        batch = request.batch
+        validate = partial(validate_reply, reply, batch.lines, context=batch.before)
+        valid = await self._validated(validate, request.known_facts, batch.asked_at)
         if self.review:
             valid = pending_reply(valid, self.user_facts)
         extracted = self._changes_of(valid)
-        return extracted._replace(seconds=answer.seconds, usage=self._take_uncounted())
+        return extracted._replace(usage=self._take_uncounted())
 
     async def _write(
         self,
         batch: Batch,
         extracted: Extracted,
         progress: Progress,
-        before: FactsBefore,
+        seen: FactChanges,
     ) -> Extracted:
         """Store the facts of a batch with the cursor; return no facts if another process was faster."""
         user_facts = self.user_facts
@@ -350,16 +321,16 @@ class Extractor:
             write_extracted,
             user_facts.namespace,
             extracted.changed,
-            before.changes,
+            seen,
             user_facts.view,
             move,
             sessions=[self.session_id],
             users=[user_facts.namespace],
         )
-        written = Extracted(seconds=extracted.seconds)
+        written = Extracted(seconds=extracted.seconds, usage=extracted.usage)
         if is_stored:
             written = extracted._replace(messages=len(batch.rows))
-            await self._send_event(written, before)
+            await self._send_event(written)
         if extracted.changed:
             await user_facts.refresh(is_read=is_stored and has_listeners())
         return written
@@ -414,7 +385,6 @@ class Extractor:
             current,
             now=said_at,
             active=(*user_facts.active, *user_facts.pending),
-            past=user_facts.past,
             session_id=self.session_id,
             min_confidence=self.min_confidence,
         )
@@ -458,53 +428,34 @@ class Extractor:
             )
         return is_stored and action != "stop" and (self.at_once or action != "pause")
 
-    async def _send_event(self, extracted: Extracted, before: FactsBefore) -> None:
+    async def _send_event(self, extracted: Extracted) -> None:
         if not has_listeners():
             return
-        stored_facts = (await self.user_facts.read()).facts
-        new = []
-        confirmed = []
-        retired = []
-        pending = []
-        for fact in extracted.changed:
-            # A change that another process had stored already was left out.
-            if fact.id not in stored_facts:
-                continue
-            # A new fact over ``max_facts`` is retired, too.
-            if fact.id not in before.facts:
-                new.append(fact.id)
-            elif not fact.retired:
-                confirmed.append(fact.id)
-            if fact.retired:
-                retired.append(fact.id)
-            elif fact.pending:
-                pending.append(fact.id)
+        facts = (await self.user_facts.read()).facts
+        reply = extracted.reply
+        # Also new facts over ``max_facts``.
+        retired = [fact for fact in extracted.changed if fact.retired]
+        waiting = [fact for fact in extracted.changed if fact.pending]
+        pending = [fact for fact in waiting if not fact.retired]
         send(
             FactsExtractedEvent(
                 session_id=self.session_id,
                 user_id=display_name(self.user_facts.namespace),
                 agent_id=self.user_facts.view.own,
                 messages=extracted.messages,
-                new=new,
-                confirmed=confirmed,
-                retired=retired,
-                pending=pending,
-                rejections=extracted.reply.rejections,
-                not_stored=extracted.reply.rejected,
-                seconds=extracted.seconds or 0.0,
+                new=_stored_ids(reply.accepted, facts),
+                confirmed=_stored_ids(reply.confirmed, facts),
+                retired=_stored_ids(retired, facts),
+                pending=_stored_ids(pending, facts),
+                rejections=reply.rejections,
+                not_stored=reply.rejected,
+                seconds=extracted.seconds,
                 prompt_tokens=extracted.usage.prompt_tokens,
                 completion_tokens=extracted.usage.completion_tokens,
             )
         )
 
 
-def _facts_before(user_facts: UserFacts) -> FactsBefore:
-    return FactsBefore(user_facts.facts, user_facts.changes)
-
-
-def _label_of(words: str, new_facts: Iterable[NewFact]) -> str:
-    """Return the label of the first new fact with these words in its quote; "" if there is none."""
-    for new in new_facts:
-        if words in new.quote or new.quote in words:
-            return new.label
-    return ""
+def _stored_ids(facts: Iterable[Fact], stored: Mapping[str, Fact]) -> list[str]:
+    """Return the ids of the facts that are stored: a change that another process had stored already was left out."""
+    return [fact.id for fact in facts if fact.id in stored]

@@ -9,7 +9,7 @@ rejection counts, so the cheapest checks stand first.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from llama_index_memory_ext.checks.clauses import (
     closest_clause,
@@ -48,9 +48,6 @@ from llama_index_memory_ext.words import (
 )
 from llama_index_memory_ext.words.tokens import keywords, overlaps, shared
 
-if TYPE_CHECKING:
-    from llama_index_memory_ext.learning.reply import NewFact, Retirement
-
 # The longest quote and word, in characters.
 _MAX_QUOTE = 2_000
 _MAX_WORD = 50
@@ -71,23 +68,26 @@ _UNSAID = {
 
 
 class Candidate(NamedTuple):
-    """A new fact to check.
+    """A new fact to check, as a model reports it.
 
     ``place``: where its quote lies in the user's lines, or ``NOWHERE``.
     ``min_confidence``: the least confidence that it needs.
     ``is_users_words``: its content is the user's own sentence.
     """
 
-    new: NewFact
+    content: str
+    quote: str
+    category: str
+    confidence: float
     place: QuoteMatch
-    min_confidence: float = 0.0
+    min_confidence: float
     is_users_words: bool = False
 
 
 class Ending(NamedTuple):
     """A known fact that an entry ends.
 
-    ``place``: where the quote of the entry lies in the user's lines, or ``NOWHERE``.
+    ``place``: where the quote lies in the user's lines, or ``NOWHERE``.
     ``new``: the new fact that holds instead.
     ``is_only``: no other fact is ended by the same quote.
     ``is_request``: the entry comes from a tool for requests, whose model has read the
@@ -95,7 +95,7 @@ class Ending(NamedTuple):
     """
 
     fact: Fact
-    entry: Retirement
+    quote: str
     place: QuoteMatch
     new: Fact | None
     is_only: bool
@@ -127,8 +127,8 @@ def reject_unreadable(candidate: Candidate, _: Source) -> Rejection | None:
     Hidden characters and the tags around memories in a prompt carry instructions. A
     very long word is an encoded text.
     """
-    content = candidate.new.content
-    quote = candidate.new.quote
+    content = candidate.content
+    quote = candidate.quote
     is_announcement = content.rstrip().endswith((":", "\uff1a"))
     is_empty = not any(map(str.isalnum, f"{content}{quote}"))
     if is_announcement or is_empty:
@@ -149,7 +149,7 @@ def reject_unreadable(candidate: Candidate, _: Source) -> Rejection | None:
 
 def reject_unsure(candidate: Candidate, _: Source) -> Rejection | None:
     """Reject a fact that the model itself is not sure of."""
-    confidence = candidate.new.confidence
+    confidence = candidate.confidence
     least = candidate.min_confidence
     if confidence >= least:
         return None
@@ -161,8 +161,8 @@ def reject_unsure(candidate: Candidate, _: Source) -> Rejection | None:
 
 def reject_secret(candidate: Candidate, _: Source) -> Rejection | None:
     """Reject passwords, keys and numbers of papers, because models and exports get the facts."""
-    new = candidate.new
-    if any(map(holds_secret, {new.content, new.quote, candidate.place.quote})):
+    texts = {candidate.content, candidate.quote, candidate.place.quote}
+    if any(map(holds_secret, texts)):
         return Rejection("secret", "It holds a password, a key or another secret.")
     return None
 
@@ -172,7 +172,7 @@ def reject_unquoted(candidate: Candidate, source: Source) -> Rejection | None:
 
     The assistant repeats facts of the prompt, and invents some.
     """
-    quote = candidate.new.quote
+    quote = candidate.quote
     if candidate.place is not NOWHERE:
         return None
     if not quote.strip():
@@ -189,21 +189,21 @@ def reject_assistants_words(candidate: Candidate, source: Source) -> Rejection |
     A short answer may take over the words of its question.
     """
     is_answer = source.question(candidate.place)
-    if not is_answer and source.is_the_assistants(candidate.new.content):
+    if not is_answer and source.is_the_assistants(candidate.content):
         return Rejection("not_the_users_words", "Only the assistant said it.")
     return None
 
 
 def reject_small_talk(candidate: Candidate, _: Source) -> Rejection | None:
     """Reject greetings, thanks and praise."""
-    if is_small_talk(candidate.new.content):
+    if is_small_talk(candidate.content):
         return Rejection("small_talk", "It says nothing of the user.")
     return None
 
 
 def reject_unstated(candidate: Candidate, _: Source) -> Rejection | None:
     """Reject a fact that the user's sentences only ask, suppose or quote, or that they take back."""
-    content = candidate.new.content
+    content = candidate.content
     place = candidate.place
     reason = unsaid_reason(content, place.text, place.span)
     if not reason and is_taken_back(content, place.text, place.span):
@@ -229,7 +229,7 @@ def reject_few_users_words(candidate: Candidate, source: Source) -> Rejection | 
 
     A web page may tell an agent what to store.
     """
-    if _is_users(candidate.new.content, candidate.place, source):
+    if _is_users(candidate.content, candidate.place, source):
         return None
     return Rejection("not_the_users_words", "Too few of its words are the user's own.")
 
@@ -241,7 +241,7 @@ def reject_addition(candidate: Candidate, source: Source) -> Rejection | None:
     stored instead.
     """
     place = candidate.place
-    content = candidate.new.content
+    content = candidate.content
     words = f"{source.question(place)} {excerpt(place.text, place.span.start)}"
     if script_of(content) == "other" or is_translation(content, words):
         return None
@@ -305,7 +305,7 @@ def reject_repetition(ending: Ending, _: Source) -> Rejection | None:
 
 def reject_unquoted_end(ending: Ending, _: Source) -> Rejection | None:
     """Keep a fact that the user's words do not end."""
-    if not ending.entry.quote.strip():
+    if not ending.quote.strip():
         return Rejection("no_quote", "It names no words of the user's that end it.")
     if ending.place is not NOWHERE:
         return None
@@ -344,7 +344,7 @@ ENDING_CHECKS = (
 
 def reject_unrepeated(candidate: Candidate, _: Source) -> Rejection | None:
     """Reject a confirmation whose words only ask or suppose the fact, or deny or end it."""
-    content = candidate.new.content
+    content = candidate.content
     place = candidate.place
     sentences = sentences_at(place.text, place.span)
     if may_ask(closest_sentence(content, sentences)):

@@ -15,27 +15,25 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    ValidationInfo,
-    field_validator,
 )
 
 from llama_index_memory_ext.errors import FactReplyError
-from llama_index_memory_ext.fact import CATEGORIES
+from llama_index_memory_ext.fact import DEFAULT_CATEGORY
 from llama_index_memory_ext.learning.categories import read_category
 from llama_index_memory_ext.text.entries import unescape_tags
 from llama_index_memory_ext.text.messages import MOST_CHARACTERS, Json, clean
 from llama_index_memory_ext.words import phrases
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
 
 # The tags around the texts that a model reads. It copies quotes from there, where these
 # tags are escaped.
 TAGS = ("transcript", "known_facts", "rejected_facts")
-# No honest reply has more entries. Broken JSON of more characters is not mended: that
-# may take seconds.
-_MOST_ENTRIES = 1_000
+# No honest reply has more entries, and each takes time to check. Broken JSON of more
+# characters is not mended: that may take seconds.
+_MOST_ENTRIES = 200
 _MOST_MENDED = 8_000
 
 TOO_LONG = f"it has more than {MOST_CHARACTERS:,} characters, which are not read"
@@ -164,7 +162,7 @@ def read_confidence(value: Json) -> float:
 
 
 def _read_number(value: Json) -> int:
-    """Return the number of a message; 0 for anything else."""
+    """Return the number of a known fact; 0 for anything else."""
     return int(value) if re.fullmatch(r"\d{1,9}", str(value), re.ASCII) else 0
 
 
@@ -174,76 +172,25 @@ _CONFIG = ConfigDict(frozen=True, validate_default=True)
 
 
 class NewFact(BaseModel):
-    """A fact that a model reports.
+    """An entry of a reply: a new fact, or the end of a known one, or both.
 
-    ``message``: the number of the user's message that says it; 0 if it is unknown.
-    ``ends``: the number of a known fact that it makes untrue; 0 for none.
+    ``content``: "" if the entry only ends a known fact.
+    ``ends``: the number of the known fact that it makes untrue, from 1; 0 for none.
     """
 
     model_config = _CONFIG
 
-    message: _Number = 0
     quote: _Quote = Field("", validation_alias=AliasChoices(*_QUOTES))
     content: Annotated[str, BeforeValidator(read_statement)] = Field(
         "", validation_alias=AliasChoices(*_CONTENTS)
     )
-    category: str = ""
+    category: str = DEFAULT_CATEGORY
     confidence: Annotated[float, BeforeValidator(read_confidence)] = 0.9
     ends: _Number = 0
-    label: str = ""
-
-    @field_validator("category", mode="before")
-    @classmethod
-    def _one_category(cls, value: Json, info: ValidationInfo) -> str:
-        return read_category(value, (info.context or {}).get("categories", CATEGORIES))
 
 
-# The fields that a model fills; the others are filled by our own code.
-_REPORTED = frozenset(
-    ("message", *_QUOTES, *_CONTENTS, "category", "confidence", "ends")
-)
-
-
-class Retirement(BaseModel):
-    """A known fact, by its number from 1, that is true no longer.
-
-    ``replaced_by``: the label of the new fact that holds instead.
-    """
-
-    model_config = _CONFIG
-
-    number: int = 0
-    quote: str = ""
-    reason: str = ""
-    replaced_by: str = ""
-
-
-class ExtractionReply(BaseModel):
-    """The new facts that a model reports, and the known facts that it ends."""
-
-    model_config = _CONFIG
-
-    new_facts: list[NewFact] = []
-    retired: list[Retirement] = []
-
-
-def reply_of(entries: Iterable[NewFact]) -> ExtractionReply:
-    """Return a reply with the facts, labelled by their order, and with the known facts that they end.
-
-    An entry that ends a fact and states nothing is no new fact.
-    """
-    new_facts = []
-    retired = []
-    for i, entry in enumerate(entries, 1):
-        label = ""
-        if entry.content or not entry.ends:
-            label = f"n{i}"
-            new_facts.append(entry.model_copy(update={"label": label}))
-        if entry.ends:
-            retired.append(
-                Retirement(number=entry.ends, quote=entry.quote, replaced_by=label)
-            )
-    return ExtractionReply(new_facts=new_facts, retired=retired)
+# The fields that a model fills, beside the category.
+_REPORTED = frozenset((*_QUOTES, *_CONTENTS, "confidence", "ends"))
 
 
 def read_facts(text: str, categories: Sequence[str]) -> list[NewFact]:
@@ -256,7 +203,7 @@ def read_facts(text: str, categories: Sequence[str]) -> list[NewFact]:
     Raises:
         FactReplyError: The answer has no JSON that can be read, or other JSON.
 
-    >>> read_facts('Sure! [{"message": 1, "quote": "I prefer tea"}]', CATEGORIES)[0].content
+    >>> read_facts('Sure! [{"message": 1, "quote": "I prefer tea"}]', ["goal"])[0].content
     'I prefer tea'
     """
     answer = without_thoughts(text)
@@ -278,7 +225,8 @@ def read_facts(text: str, categories: Sequence[str]) -> list[NewFact]:
 
 def _fact_of(entry: dict[str, Json], categories: Sequence[str]) -> NewFact:
     reported = {name: entry[name] for name in entry if name in _REPORTED}
-    fact = NewFact.model_validate(reported, context={"categories": categories})
+    category = read_category(entry.get("category"), categories)
+    fact = NewFact(**reported, category=category)
     if fact.content or fact.ends:
         return fact
     return fact.model_copy(update={"content": read_statement(fact.quote)})

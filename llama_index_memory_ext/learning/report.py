@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, ToolCallBlock
 from llama_index.core.llms.function_calling import FunctionCallingLLM
@@ -18,11 +17,9 @@ from llama_index_memory_ext.fact import CATEGORIES
 from llama_index_memory_ext.learning.budget import RequestBudget
 from llama_index_memory_ext.learning.reply import (
     TOO_LONG,
-    ExtractionReply,
     NewFact,
     read_facts,
     read_statement,
-    reply_of,
     without_thoughts,
 )
 from llama_index_memory_ext.models.ask import (
@@ -36,7 +33,7 @@ from llama_index_memory_ext.models.ask import (
 from llama_index_memory_ext.text.messages import MOST_CHARACTERS, calls_of, is_longer
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Sequence
 
     from llama_index.core.llms import LLM
 
@@ -80,52 +77,6 @@ def tool_of(categories: tuple[str, ...]) -> FunctionTool:
     )
 
 
-class _Answer(NamedTuple):
-    """A response, and whether the model was asked by a tool."""
-
-    response: ChatResponse
-    by_tool: bool
-
-    @property
-    def has_calls(self) -> bool:
-        blocks = self.response.message.blocks
-        return self.by_tool and any(
-            isinstance(block, ToolCallBlock) for block in blocks
-        )
-
-
-@dataclass(frozen=True)
-class _Request:
-    """A request for facts: its model, its tool and its limit; all responses are added to ``responses``."""
-
-    llm: Any
-    tool: FunctionTool
-    answer_tokens: int
-    responses: list[ChatResponse]
-
-    async def send(self, messages: Sequence[ChatMessage], *, by_tool: bool) -> _Answer:
-        """Return the answer, in words if the server refuses tools."""
-        if by_tool:
-            chat = partial(
-                self.llm.achat_with_tools,
-                [self.tool],
-                chat_history=list(messages),
-                tool_required=True,
-                # Else the host drops all calls but the first.
-                allow_parallel_tool_calls=True,
-            )
-            try:
-                return _Answer(await self._chat(chat), by_tool=True)
-            except Exception as error:
-                if not refuses_tools(self.llm, error):
-                    raise
-        chat = partial(self.llm.achat, list(messages))
-        return _Answer(await self._chat(chat), by_tool=False)
-
-    async def _chat(self, chat: Callable[..., Awaitable[ChatResponse]]) -> ChatResponse:
-        return await ask_with(self.llm, chat, self.answer_tokens, self.responses)
-
-
 def can_call(llm: LLM) -> bool:
     """Return whether a model may be asked by a tool."""
     is_in_words = llm.pydantic_program_mode == PydanticProgramMode.LLM
@@ -143,52 +94,79 @@ async def ask_for_facts(
     categories: Categories = CATEGORIES,
     answer_tokens: int = RequestBudget().answer,
     responses: list[ChatResponse] | None = None,
-) -> tuple[ExtractionReply, ChatResponse]:
-    """Return the reply of a model to an ``extraction_prompt``, and the response.
+) -> tuple[list[NewFact], ChatResponse]:
+    """Return the entries of a model's reply to an ``extraction_prompt``, and the response.
 
     A function-calling model replies through a tool, and any other model in JSON. So
     does a model with ``pydantic_program_mode="llm"``. If the answer cannot be read, the
     model is asked once more: in words if it has called no tool so far, else with the
     reason. A model that answers only in words, or whose server refuses tools, is asked
-    in words from then on. The answer by a tool is read as raw text: the host turns
-    arguments that it cannot parse into {}, which means "nothing new".
+    in words from then on. All responses are added to ``responses``. The answer by a tool
+    is read as raw text: the host turns arguments that it cannot parse into {}, which
+    means "nothing new".
 
     Raises:
-        FactReplyError: Neither answer can be read, or the first was refused or cut. Its
-            ``response`` is the last answer.
+        FactReplyError: Neither answer can be read, or the first was refused or cut.
         Exception: Any error of the model.
     """
     names = tuple(categories)
-    request = _Request(
-        llm, tool_of(names), answer_tokens, [] if responses is None else responses
-    )
-    takes_tools = can_call(llm)
-    answer = await request.send(messages, by_tool=takes_tools)
-    if answer.has_calls:
-        remember(llm, "tools", accepted=True)
+    if responses is None:
+        responses = []
+    send = partial(_send, llm, tool_of(names), answer_tokens, responses)
+    response = await send(messages, by_tool=can_call(llm))
+    # The server may have refused the tool.
+    by_tool = can_call(llm)
+    read = partial(_read_response, names)
     try:
-        reply = await asyncio.to_thread(_read_answer, answer, names)
+        return await asyncio.to_thread(read, response, by_tool), response
     except FactReplyError as error:
-        ignores_tool = answer.by_tool and not takes(llm, "tools")
-        if _is_final(answer.response, ignores_tool=ignores_tool):
+        ignores_tool = by_tool and not takes(llm, "tools")
+        # A refusal stays a refusal, and an answer that was cut would be cut again.
+        if was_refused(response) or (was_truncated(response) and not ignores_tool):
             raise
-        if not ignores_tool:
+        if ignores_tool:
+            by_tool = False
+        else:
             messages = _with_correction(messages, error)
-        answer = await request.send(
-            messages, by_tool=answer.by_tool and not ignores_tool
-        )
-        reply = await asyncio.to_thread(_read_answer, answer, names)
-    if takes_tools and not answer.by_tool:
+    response = await send(messages, by_tool=by_tool)
+    reply = await asyncio.to_thread(read, response, by_tool)
+    if not by_tool:
         remember(llm, "tools", accepted=False)
-    return reply, answer.response
+    return reply, response
 
 
-def _is_final(response: ChatResponse, *, ignores_tool: bool) -> bool:
-    """Return whether a second answer would be like the first.
-
-    A refusal stays a refusal, and an answer that was cut would be cut again.
-    """
-    return was_refused(response) or (was_truncated(response) and not ignores_tool)
+async def _send(
+    llm: Any,
+    tool: FunctionTool,
+    answer_tokens: int,
+    responses: list[ChatResponse],
+    messages: Sequence[ChatMessage],
+    *,
+    by_tool: bool,
+) -> ChatResponse:
+    """Return the response to a request by a tool; in words if the server refuses it."""
+    if by_tool:
+        chat = partial(
+            llm.achat_with_tools,
+            [tool],
+            chat_history=list(messages),
+            tool_required=True,
+            # Else the host drops all calls but the first.
+            allow_parallel_tool_calls=True,
+        )
+        try:
+            response = await ask_with(llm, chat, answer_tokens, responses)
+        except Exception as error:
+            if not refuses_tools(llm, error):
+                raise
+            remember(llm, "tools", accepted=False)
+        else:
+            blocks = response.message.blocks
+            if any(isinstance(block, ToolCallBlock) for block in blocks):
+                remember(llm, "tools", accepted=True)
+            return response
+    chat = partial(llm.achat, list(messages))
+    return await ask_with(llm, chat, answer_tokens, responses)
 
 
 def _with_correction(
@@ -199,35 +177,30 @@ def _with_correction(
     return [*messages[:-1], ChatMessage(role=messages[-1].role, content=content)]
 
 
-def _read_answer(answer: _Answer, categories: Sequence[str]) -> ExtractionReply:
+def _read_response(
+    categories: Sequence[str],
+    response: ChatResponse,
+    by_tool: bool,
+) -> list[NewFact]:
     """Return the facts of all calls of an answer, or else of its words, as one reply.
 
     No facts do not mean "nothing new" if a text cannot be read or the answer was cut:
     this raises a FactReplyError.
     """
-    try:
-        return _read_response(answer, categories)
-    except FactReplyError as error:
-        error.response = answer.response
-        raise
-
-
-def _read_response(answer: _Answer, categories: Sequence[str]) -> ExtractionReply:
-    response = answer.response
     facts: list[NewFact] = []
     errors = []
-    texts = _texts_of(response.message, may_be_blank=not answer.by_tool)
+    texts = _texts_of(response.message)
     for text in texts:
         try:
             facts += read_facts(text, categories)
         except FactReplyError as error:  # noqa: PERF203 - each call is read apart
             errors.append(error)
-    if not facts:
-        if errors:
-            raise errors[0]
-        if was_truncated(response) or was_refused(response):
-            raise FactReplyError("".join(texts[:1]), "it was cut")
-    return reply_of(with_contents(facts, by_tool=answer.by_tool))
+    problem = _problem_without_facts(response, texts, by_tool=by_tool)
+    if problem:
+        errors.append(FactReplyError(texts[0], problem))
+    if errors and not facts:
+        raise errors[0]
+    return with_contents(facts, by_tool=by_tool)
 
 
 def with_contents(facts: list[NewFact], *, by_tool: bool) -> list[NewFact]:
@@ -243,25 +216,28 @@ def with_contents(facts: list[NewFact], *, by_tool: bool) -> list[NewFact]:
     ]
 
 
-def _texts_of(message: ChatMessage, *, may_be_blank: bool) -> list[str]:
+def _problem_without_facts(
+    response: ChatResponse, texts: Sequence[str], *, by_tool: bool
+) -> str:
+    """Return why an answer without facts does not mean "nothing new"; "" if it does."""
+    if by_tool and not any(map(without_thoughts, texts)):
+        return "it is empty"
+    if was_truncated(response) or was_refused(response):
+        return "it was cut"
+    return ""
+
+
+def _texts_of(message: ChatMessage) -> list[str]:
     """Return the texts to read: the arguments of the calls, or else the words.
 
-    Raises a FactReplyError for blank words that ``may_be_blank`` forbids.
+    Raises a FactReplyError if the arguments are too long or no JSON.
     """
-    words = message.content or ""
-    calls = _arguments_of(message)
-    if not (calls or may_be_blank or without_thoughts(words)):
-        raise FactReplyError(words, "it is empty")
-    return calls or [words]
-
-
-def _arguments_of(message: ChatMessage) -> list[str]:
-    """Return the arguments of the calls of an answer, each as one text."""
     words = message.content or ""
     blocks = [block for block in message.blocks if isinstance(block, ToolCallBlock)]
     if is_longer([block.tool_kwargs for block in blocks], MOST_CHARACTERS):
         raise FactReplyError(words, TOO_LONG)
     try:
-        return [call.arguments for call in calls_of(message)]
+        calls = [call.arguments for call in calls_of(message)]
     except (RecursionError, ValueError):
         raise FactReplyError(words, "its arguments are no JSON") from None
+    return calls or [words]

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from datetime import date
 from itertools import zip_longest
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index_memory_ext.fact import Fact
@@ -15,14 +16,18 @@ from llama_index_memory_ext.learning.budget import (
     RequestBudget,
     request_budget,
 )
-from llama_index_memory_ext.learning.prompt import extraction_prompt, on_one_line
+from llama_index_memory_ext.learning.prompt import (
+    extraction_prompt,
+    on_one_line,
+    sent_part,
+)
 from llama_index_memory_ext.learning.report import tool_of
 from llama_index_memory_ext.models.ask import context_window
 from llama_index_memory_ext.search.tfidf import Similar, values_of
 from llama_index_memory_ext.text.tokens import take_fitting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from llama_index.core.base.llms.types import ChatMessage
     from llama_index.core.llms import LLM
@@ -45,8 +50,6 @@ _MATCHING_SHARE = 0.5
 # The kind of a fact is its first rare word: "lives" of "Ann lives in Oslo". At most this
 # share of the facts has a rare word.
 _COMMON_SHARE = 0.3
-# Facts are compared with the newest messages of a batch.
-_MOST_TEXTS = 24
 
 
 class Request(NamedTuple):
@@ -154,41 +157,32 @@ class RequestPlanner:
         most_tokens = sum(len(fact.content.encode()) + 6 for fact in facts)
         if most_tokens <= batch.budget.facts:
             return facts
-        texts = texts_in(batch.lines)
+        text = "\n".join(map(sent_part, batch.lines))
         present = user_facts.present
-        await present.prepare(texts)
+        await present.prepare([text])
         return await asyncio.to_thread(
-            select_known_facts, facts, texts, present, self.counter, batch.budget.facts
+            select_known_facts, facts, text, present, self.counter, batch.budget.facts
         )
-
-
-def texts_in(lines: Sequence[Utterance]) -> list[str]:
-    """Return the texts that facts are compared with.
-
-    The user's messages come first, newest first; then the messages that they answer.
-    """
-    places = [i for i, line in enumerate(lines) if line.is_users]
-    newest_first = places[::-1][:_MOST_TEXTS]
-    answered = [i - 1 for i in newest_first if i and not lines[i - 1].is_users]
-    return [lines[i].text for i in (*newest_first, *answered)]
 
 
 def select_known_facts(
     facts: Sequence[Fact],
-    texts: Sequence[str],
+    text: str,
     ranker: Similar,
     counter: TokenCounter,
     limit: int,
 ) -> list[Fact]:
     """Return the facts that fit about ``limit`` tokens.
 
-    Half of the limit is for the facts most similar to the texts, the rest for facts of
+    Half of the limit is for the facts most similar to the text, the rest for facts of
     each kind. "I moved to Rome" has no word in common with "Lives in Oslo", but few facts
     are of its kind, and such facts are short.
     """
-    by_id = {fact.id: fact for fact in facts}
-    similar = _in_turn([most_similar(text, by_id, ranker) for text in texts])
-    various = _in_turn(_kinds_of(facts))
+    similarities = values_of(ranker.similarities(text), [fact.id for fact in facts])
+    pairs = zip(similarities.tolist(), facts, strict=True)
+    ranked = sorted(pairs, key=itemgetter(0), reverse=True)
+    similar = [fact for similarity, fact in ranked if similarity]
+    various = _various(facts)
     chosen = {}
     total = 0
     for candidates, most in ((similar, _MATCHING_SHARE * limit), (various, limit)):
@@ -203,31 +197,16 @@ def select_known_facts(
     return list(chosen.values())
 
 
-def _in_turn(groups: Iterable[Sequence[Fact]]) -> Iterator[Fact]:
-    """Yield the first fact of each group, then the second of each, and so on."""
-    for facts in zip_longest(*groups):
-        yield from filter(None, facts)
-
-
-def _kinds_of(facts: Sequence[Fact]) -> Iterable[list[Fact]]:
-    """Return a list of the facts of each kind, the shortest fact first; of equal length, the newer first."""
+def _various(facts: Sequence[Fact]) -> Iterator[Fact]:
+    """Yield the shortest fact of each kind, then the second of each, and so on."""
     words_of = {fact.id: fact.content.casefold().split() for fact in facts}
     counts = Counter[str]()
     for words in words_of.values():
         counts.update(set(words))
     most = _COMMON_SHARE * len(facts)
     kinds = defaultdict[str, list[Fact]](list)
-    for fact in sorted(
-        facts, key=lambda fact: (len(fact.content), -fact.created_at.timestamp())
-    ):
+    for fact in sorted(facts, key=lambda fact: len(fact.content)):
         rare_words = (word for word in words_of[fact.id] if counts[word] <= most)
         kinds[next(rare_words, "")].append(fact)
-    return kinds.values()
-
-
-def most_similar(text: str, facts: Mapping[str, Fact], ranker: Similar) -> list[Fact]:
-    """Return the facts, given by their ids, that resemble a text, most similar first."""
-    ids = list(facts)
-    values = values_of(ranker.similarities(text), ids).tolist()
-    similar = [pair for pair in zip(values, ids, strict=True) if pair[0]]
-    return [facts[fact_id] for _, fact_id in sorted(similar, reverse=True)]
+    for group in zip_longest(*kinds.values()):
+        yield from filter(None, group)

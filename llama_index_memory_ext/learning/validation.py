@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from datetime import date, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import cached_property
-from time import thread_time
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.checks.clauses import sentences_at, tells_past
-from llama_index_memory_ext.checks.evidence import NOWHERE, QuoteMatch, Source
+from llama_index_memory_ext.checks.evidence import NOWHERE, Source
 from llama_index_memory_ext.checks.secrets import holds_secret
 from llama_index_memory_ext.events import Rejection
 from llama_index_memory_ext.fact import (
@@ -33,25 +32,19 @@ from llama_index_memory_ext.learning.rejections import (
     first_rejection,
     reject_unrepeated,
 )
-from llama_index_memory_ext.learning.reply import ExtractionReply, NewFact, Retirement
-from llama_index_memory_ext.learning.wording import choose_wording, stored_place
+from llama_index_memory_ext.learning.wording import choose_wording
 from llama_index_memory_ext.words import phrases, visible
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from llama_index_memory_ext.learning.reply import NewFact
     from llama_index_memory_ext.text.turns import Utterance
 
 
 _NO_SUCH_FACT = Rejection("unknown_fact", "It names no known fact.")
 _KNOWN_ALREADY = Rejection("duplicate", "It is known already.")
 _RETIRED_ALREADY = Rejection("duplicate", "It is retired already.")
-_NO_TIME = Rejection(
-    "out_of_time",
-    "The reply has so many entries that there was no time left to check it.",
-)
-# The most processor time for a reply. An ordinary reply takes less than a second.
-_MOST_SECONDS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +70,12 @@ class ValidatedReply:
 
 
 def validate_reply(
-    reply: ExtractionReply,
+    reply: Sequence[NewFact],
     lines: Sequence[Utterance],
     known_facts: Sequence[Fact],
     *,
     now: datetime,
     active: Sequence[Fact] = (),
-    past: Sequence[Fact] = (),
     session_id: str | None = None,
     min_confidence: float = DEFAULT_MIN_CONFIDENCE,
     checks: Sequence[Check] = CHECKS,
@@ -94,14 +86,13 @@ def validate_reply(
     """Check each entry of a reply against the conversation.
 
     Args:
-        reply: The model's reply to an ``extraction_prompt`` with these lines.
+        reply: The entries of the model's reply to an ``extraction_prompt`` with these
+            lines.
         lines: The conversation.
         known_facts: The facts that the reply names by their places in this list, from 1.
         now: When the conversation took place and new facts are created, with a time
             zone.
         active: Further present and pending facts, so that none is stored twice.
-        past: Facts that were true before, so that none is stored twice with the same
-            last day.
         session_id: The session of new facts.
         min_confidence: 0..1; new facts with less are rejected.
         checks: The checks that a new fact must pass before ``STATED_CHECKS``.
@@ -109,7 +100,7 @@ def validate_reply(
             names and questions may come from them.
         tool_text: The texts of tools and pages, for ``TOOL_CHECKS``: a new fact may have
             no keyword that only they have.
-        retired_by: Why facts end; if None, the quote and the reason of each entry tell.
+        retired_by: Why facts end; if None, the quote of each entry tells.
             With "request", past facts can be retired, too.
     """
     validation = _Validation(
@@ -119,28 +110,22 @@ def validate_reply(
         session_id,
         retired_by,
     )
-    quotes = Counter(entry.quote for entry in reply.retired)
-    ends_at = thread_time() + _MOST_SECONDS
-    entries: list[NewFact | Retirement] = [*reply.new_facts, *reply.retired]
-    for entry in entries:
-        if thread_time() > ends_at:
-            rejection: Rejection | None = _NO_TIME
-        elif isinstance(entry, NewFact):
-            rejection = validation.add(entry, checks, min_confidence)
-        else:
-            rejection = validation.end(entry, is_only=quotes[entry.quote] == 1)
-        if rejection:
-            validation.rejected.append(rejection)
-    return validation.result(past)
+    quotes = Counter(entry.quote for entry in reply if entry.ends)
+    for entry in reply:
+        new = None
+        if entry.content or not entry.ends:
+            new = validation.add(entry, checks, min_confidence)
+        if entry.ends:
+            validation.end(entry, new, is_only=quotes[entry.quote] == 1)
+    return validation.result()
 
 
 @dataclass
 class _Validation:
-    """Checks the entries of a reply, new facts first, and collects the results.
+    """Checks the entries of a reply, and collects the results.
 
     ``known_facts``: the facts that entries name by number; ``source.stored_facts`` also has
     the other present and pending facts.
-    ``by_label``: the first new fact of each label; None if it was rejected.
     """
 
     source: Source
@@ -152,7 +137,6 @@ class _Validation:
     confirmed: dict[str, Fact] = field(default_factory=dict)
     retired: dict[str, Fact] = field(default_factory=dict)
     rejected: list[Rejection] = field(default_factory=list)
-    by_label: dict[str, Fact | None] = field(default_factory=dict)
 
     @cached_property
     def by_content(self) -> dict[str, Fact]:
@@ -165,81 +149,77 @@ class _Validation:
 
     def add(
         self, new: NewFact, checks: Sequence[Check], min_confidence: float
-    ) -> Rejection | None:
-        """Accept or reject a new fact, or confirm the known fact that it repeats."""
+    ) -> Fact | None:
+        """Return the new fact, or the known fact that it repeats; None if it is rejected."""
         place = self.source.find(new.quote) or self.source.find_copy(new.content)
-        candidate = Candidate(new, place or NOWHERE, min_confidence)
+        candidate = Candidate(
+            new.content,
+            new.quote,
+            new.category,
+            new.confidence,
+            place or NOWHERE,
+            min_confidence,
+        )
         rejection = first_rejection(candidate, self.source, checks)
-        if place and rejection is None:
+        if rejection is None:
             candidate = choose_wording(candidate, self.source)
             rejection = first_rejection(candidate, self.source, STATED_CHECKS)
-            if rejection is None:
-                return self._accept(candidate, stored_place(candidate))
-        self.by_label.setdefault(new.label, None)
-        return rejection and _naming(rejection, new.content)
+        if rejection:
+            self.rejected.append(_naming(rejection, new.content))
+            return None
+        return self._accept(candidate)
 
-    def _accept(self, candidate: Candidate, place: QuoteMatch) -> Rejection | None:
-        """Store a new fact, or confirm the known fact that says the same."""
-        new = candidate.new
-        content = duplicate_key(new.content)
+    def _accept(self, candidate: Candidate) -> Fact:
+        """Return the new fact, or the known fact that says the same, which is confirmed."""
+        content = duplicate_key(candidate.content)
         fact = self.by_content.get(content)
-        rejection = None
         if fact is None:
-            fact = self._new_fact(new, place)
+            fact = self._new_fact(candidate)
             self.by_content[content] = fact
             self.accepted.append(fact)
         else:
-            rejection = _KNOWN_ALREADY
+            self.rejected.append(_KNOWN_ALREADY)
             if reject_unrepeated(candidate, self.source) is None:
                 self.confirmed[fact.id] = confirm_again(fact, self.now)
-        self.by_label.setdefault(new.label, fact)
-        return rejection
+        return fact
 
-    def end(self, entry: Retirement, *, is_only: bool) -> Rejection | None:
-        """Retire a known fact, or reject the entry that ends it."""
+    def end(self, entry: NewFact, new: Fact | None, *, is_only: bool) -> None:
+        """Retire a known fact, which a new one may replace, or reject its end."""
+        fact = self._known_fact(entry.ends)
+        if fact is None or fact.id in self.retired:
+            self.rejected.append(_RETIRED_ALREADY if fact else _NO_SUCH_FACT)
+            return
+        place = self.source.find(entry.quote) or NOWHERE
         is_request = self.retired_by == "request"
-        fact = self._known_fact(entry.number)
-        if fact is None:
-            return _NO_SUCH_FACT
-        if fact.id in self.retired:
-            return _RETIRED_ALREADY
-        new = self.by_label.get(entry.replaced_by)
-        place = self.source.find(entry.quote)
-        ending = Ending(fact, entry, place or NOWHERE, new, is_only, is_request)
+        ending = Ending(fact, entry.quote, place, new, is_only, is_request)
         rejection = first_rejection(ending, self.source, ENDING_CHECKS)
-        if rejection is None:
+        if rejection:
+            self.rejected.append(rejection)
+        else:
             self.retired[fact.id] = self._retired_fact(ending)
-        return rejection
 
     def _retired_fact(self, ending: Ending) -> Fact:
         fact = ending.fact
-        entry = ending.entry
-        by = self.retired_by or why_retired(f"{entry.quote}\n{entry.reason}")
-        # The reason of a model may hold an instruction; a tool writes our own reason.
         reason = "The user said that it is true no longer."
-        if self.retired_by:
-            reason = entry.reason
-        if entry.replaced_by and ending.new is None:
-            reason += " What is true instead was not stored."
+        if ending.is_request:
+            reason = "The user asked to forget it."
         return retire(
             fact,
             reason,
             max(fact.updated_at, self.now),
             ending.new.id if ending.new else None,
-            by=by,
+            by=self.retired_by or why_retired(ending.quote),
         )
 
-    def result(self, past: Sequence[Fact]) -> ValidatedReply:
-        """Return the validated reply, without new facts that repeat a past one with the same last day."""
+    def result(self) -> ValidatedReply:
+        """Return the validated reply."""
         changed = {*self.retired, *(fact.id for fact in self.accepted)}
-        past_keys = {_past_key(fact) for fact in past if not fact.retired}
-        stored = [fact for fact in self.accepted if _past_key(fact) not in past_keys]
-        repeated = len(self.accepted) - len(stored)
+        confirmed = [fact for fact in self.confirmed.values() if fact.id not in changed]
         return ValidatedReply(
-            tuple(stored),
-            tuple(fact for fact in self.confirmed.values() if fact.id not in changed),
+            tuple(self.accepted),
+            tuple(confirmed),
             tuple(self.retired.values()),
-            (*self.rejected, *[_KNOWN_ALREADY] * repeated),
+            tuple(self.rejected),
         )
 
     def _known_fact(self, number: int) -> Fact | None:
@@ -251,12 +231,13 @@ class _Validation:
             return fact
         return None
 
-    def _new_fact(self, new: NewFact, place: QuoteMatch) -> Fact:
+    def _new_fact(self, new: Candidate) -> Fact:
         """Return a new fact with the text around its quote as its source.
 
         A quote that is in no row of the log, as in the text of a program, gives a fact
         without a session.
         """
+        place = new.place
         around = self.source.around(place)
         said_as: SaidAs = "stated"
         last_day = None
@@ -265,9 +246,10 @@ class _Validation:
             last_day = self.source.said_on - timedelta(days=1)
         rows = tuple(self.source.lines[i].row_id for i in around.lines)
         return Fact(
-            **new.model_dump(include={"content", "category", "confidence"}),
+            content=new.content,
+            category=new.category,
+            confidence=new.confidence,
             said_as=said_as,
-            about="user",
             quote=place.quote,
             valid_until=last_day,
             created_at=self.now,
@@ -285,12 +267,8 @@ def _naming(rejection: Rejection, content: str) -> Rejection:
     return replace(rejection, content=visible(content))
 
 
-def _past_key(fact: Fact) -> tuple[str, date | None]:
-    return duplicate_key(fact.content), fact.valid_until
-
-
 def why_retired(text: str) -> RetiredBy:
-    """Return why a fact ended, from the user's words and the reason of a model.
+    """Return why a fact ended, from the user's words.
 
     >>> why_retired("I moved to Rome"), why_retired("I never lived in Oslo"), why_retired("Forget where I live")
     ('change', 'correction', 'request')

@@ -17,7 +17,7 @@ from llama_index_memory_ext.fact import MAX_FACT
 from llama_index_memory_ext.words import tokens_in
 
 if TYPE_CHECKING:
-    from llama_index_memory_ext.checks.evidence import QuoteMatch, Source
+    from llama_index_memory_ext.checks.evidence import Source
     from llama_index_memory_ext.learning.rejections import Candidate
 
 
@@ -33,7 +33,7 @@ def choose_wording(candidate: Candidate, source: Source) -> Candidate:
     """
     place = candidate.place
     question = source.question(place)
-    statement = statements_of(candidate.new.content)
+    statement = statements_of(candidate.content)
     around = excerpt(place.text, place.span.start)
     words = f"{question} {around}"
     names = f"{source.conversation_text}\n{source.facts_text}"
@@ -43,29 +43,17 @@ def choose_wording(candidate: Candidate, source: Source) -> Candidate:
         and not is_no
         and not says_more(statement, words, names, source.said_on)
     ):
-        return _with_content(candidate, statement)
+        return candidate._replace(content=statement)
     if question:
         answer = f'Asked "{question}", the user said "{place.text.strip()}".'
-        return _with_content(candidate, answer)
+        return candidate._replace(content=answer)
     sentences = sentences_at(place.text, place.span)
     stating = list(filter(states_something, sentences))
-    sentence = closest_sentence(candidate.new.content, stating or sentences)
+    sentence = closest_sentence(candidate.content, stating or sentences)
     if len(tokens_in(sentence)) > _MOST_WORDS:
         sentence = place.quote[:MAX_FACT]
-    in_users_words = candidate._replace(is_users_words=True)
-    return _with_content(in_users_words, sentence)
-
-
-def stored_place(candidate: Candidate) -> QuoteMatch:
-    """Return the place of the quote to store: the user's whole sentence if it is the fact."""
-    place = candidate.place
-    if not candidate.is_users_words:
-        return place
-    sentence = candidate.new.content
+    # The whole sentence is the quote of the fact.
     start = place.text.index(sentence)
     span = place.span._replace(start=start, end=start + len(sentence))
-    return replace(place, span=span)
-
-
-def _with_content(candidate: Candidate, content: str) -> Candidate:
-    return candidate._replace(new=candidate.new.model_copy(update={"content": content}))
+    place = replace(place, span=span)
+    return candidate._replace(content=sentence, place=place, is_users_words=True)

@@ -108,7 +108,7 @@ async def backfill(
                             confirmed=len(batch.reply.confirmed),
                             retired=len(batch.reply.retired),
                         )
-                        if batch.seconds is not None:
+                        if batch.usage.calls:
                             failures_in_a_row = 0
                     set_aside = await extractor.set_aside()
                     counts.update(sessions=1, set_aside=len(set_aside))

@@ -398,7 +398,7 @@ class CondensedMemory(MemoryFields):
         await self.facts_block.aopen(
             self.session_id, question.content if question else None
         )
-        unread = await self.facts_block.learning.wait_for_others(self.session_id)
+        unread = await self.facts_block.wait_for_others(self.session_id)
         async with self._calls():
             turn = (await read_turn(self, question))._replace(unread=unread)
             prompt = await read_prompt(self, turn, initial_token_count, block_kwargs)

@@ -245,9 +245,9 @@ async def _ask(memory: CondensedMemory, store: MemoryStore) -> list[ChatMessage]
         if index is None:
             return prompt
     turn = await store.readers.find(memory.session_id, [ACTIVE])
-    with index.extended(turn):
-        prompt = await memory.aget()
-        await store.jobs.stop()
+    index.add(turn)
+    prompt = await memory.aget()
+    await store.jobs.stop()
     return prompt
 
 

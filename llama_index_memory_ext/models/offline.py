@@ -83,13 +83,6 @@ class _Prompt(NamedTuple):
     tools: Collection[str]
 
 
-class _Statement(NamedTuple):
-    """A statement about a topic: the user's words ("I like tea"), and the value in them ("tea")."""
-
-    quote: str
-    value: str
-
-
 def reply(
     messages: Iterable[ChatMessage], tool_names: Collection[str] = ()
 ) -> ChatMessage:
@@ -133,16 +126,19 @@ def _texts_of(role: str, entries: Iterable[_Entry]) -> list[str]:
     return [entry.text for entry in entries if entry.role == role]
 
 
-def _statements(beginning: str, text: str) -> list[_Statement]:
-    """Return the statements of a text with this beginning, each up to the next topic; questions are left out."""
-    pattern = (
-        rf"\b((?i:{beginning})\s+(.+?))"
+def _statements(beginning: str, text: str) -> list[re.Match[str]]:
+    """Return the statements of a text with this beginning, each up to the next topic; questions are left out.
+
+    The groups are the ``quote`` ("I like tea") and the ``value`` in it ("tea").
+    """
+    pattern = re.compile(
+        rf"\b(?P<quote>(?i:{beginning})\s+(?P<value>.+?))"
         r"(?=,? now\b|,? and (?i:i|my)\b|[\s.!\"]*$)"
     )
-    statements: list[_Statement] = []
+    statements: list[re.Match[str]] = []
     for sentence in _SENTENCE_END.split(text):
         if not sentence.endswith("?"):
-            statements += map(_Statement._make, re.findall(pattern, sentence))
+            statements += pattern.finditer(sentence)
     return statements
 
 
@@ -155,24 +151,25 @@ def _report_facts(prompt: _Prompt) -> ToolCallBlock | None:
     for topic in _TOPICS:
         of_topic = []
         for number, text in _NUMBERED_MESSAGE.findall(transcript):
-            for quote, value in _statements(topic.statement, text):
+            for statement in _statements(topic.statement, text):
+                content = f"{topic.fact} {statement['value']}"
                 fact = {
                     "message": int(number),
-                    "quote": quote,
-                    "fact": f"{topic.fact} {value}",
+                    "quote": statement["quote"],
+                    "fact": content,
                     "category": topic.category,
-                    "ends": _contradicted(topic, value, known_facts),
+                    "ends": _contradicted(topic, content, known_facts),
                 }
                 of_topic.append(fact)
         facts += of_topic[-1:] if topic.single else of_topic
     return _call("report_facts", {"facts": facts})
 
 
-def _contradicted(topic: _Topic, value: str, known_facts: str) -> int:
-    """Return the number of the known fact that another value contradicts; 0 if there is none."""
+def _contradicted(topic: _Topic, content: str, known_facts: str) -> int:
+    """Return the number of the known fact that a new one contradicts; 0 if there is none."""
     for number, fact in _KNOWN_FACT.findall(known_facts):
         is_about_topic = topic.single and fact.startswith(topic.fact)
-        if is_about_topic and fact.casefold() != f"{topic.fact} {value}".casefold():
+        if is_about_topic and fact.casefold() != content.casefold():
             return int(number)
     return 0
 
@@ -228,11 +225,15 @@ def _tell_calls(prompt: _Prompt) -> str:
 
 
 def _answer_question(prompt: _Prompt) -> str:
-    """Answer a question about a topic."""
+    """Answer a question about a topic, from the facts and then from the user's words."""
+    texts = [*_texts_of("fact", prompt.before), *_texts_of("user", prompt.before)]
+    text = "\n".join([*texts, prompt.question])
     for topic in _TOPICS:
         if re.search(topic.question, prompt.question, re.IGNORECASE):
-            values = _values(topic, prompt)
-            return f"{topic.answer.capitalize()} {values[-1]}." if values else NOT_SEEN
+            statements = _statements(f"{topic.statement}|{topic.fact}", text)
+            if not statements:
+                return NOT_SEEN
+            return f"{topic.answer.capitalize()} {statements[-1]['value']}."
     return ""
 
 
@@ -241,16 +242,8 @@ def _note(prompt: _Prompt) -> str:
     notes = []
     for topic in _TOPICS:
         statements = _statements(topic.statement, prompt.question)
-        notes += [f"{topic.answer} {statement.value}" for statement in statements]
+        notes += [f"{topic.answer} {statement['value']}" for statement in statements]
     return f"Noted: {', '.join(notes)}." if notes else ABOUT
-
-
-def _values(topic: _Topic, prompt: _Prompt) -> list[str]:
-    """Return the values of a topic: of the facts, and then of the user's words."""
-    texts = [*_texts_of("fact", prompt.before), *_texts_of("user", prompt.before)]
-    text = "\n".join([*texts, prompt.question])
-    statements = _statements(f"{topic.statement}|{topic.fact}", text)
-    return [statement.value for statement in statements]
 
 
 # The first rule with an answer counts.

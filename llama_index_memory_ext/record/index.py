@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from contextlib import contextmanager
 from datetime import date, tzinfo
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -33,7 +32,7 @@ from llama_index_memory_ext.words.pronouns import USER, speaker_asked_for
 from llama_index_memory_ext.words.tokens import languages_of, terms_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -171,7 +170,6 @@ class MessageIndex:
         newest: The last row that is indexed.
         turns: The texts of the last turns, without the current question.
         embeddings: Ranks the messages by meaning, too; None: by words alone.
-        is_partial: Whether the index lacks the oldest rows.
     """
 
     def __init__(
@@ -200,7 +198,6 @@ class MessageIndex:
             languages=languages,
         )
         self.embeddings: EmbeddingRanker | None = None
-        self.is_partial = False
         self._counter = counter
         self._tags = tags
         self._languages = languages
@@ -245,31 +242,30 @@ class MessageIndex:
             new = [row for row in rows if row.id > self.newest]
             if not new:
                 return
-            indexed = [*self._groups]
+            indexed = len(self._groups)
+            rows_before = [len(group.rows) for group in self._groups]
             for row in new:
                 self._add_to_groups(row)
-            if self._groups[:1] == indexed:
-                self._index_groups(self._groups[len(indexed) :])
-            else:
-                self._index_groups(self._groups)
+            if rows_before != [len(group.rows) for group in self._groups[:indexed]]:
+                # A call is indexed again with its results.
+                self._remove_last(self._groups[0].rows[0].id)
+                indexed = 0
+            self._index_groups(self._groups[indexed:])
             self.newest = new[-1].id
             del self._groups[:-1]
 
-    @contextmanager
-    def extended(self, rows: Iterable[LogRow]) -> Iterator[None]:
-        """Index further rows, and remove them when the context ends."""
-        with self._lock:
-            before = (self.newest, self.turns, self._is_search_call, self._offset)
-            groups = [*self._groups]
-            self.add(rows)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self.newest, self.turns, self._is_search_call, self._offset = before
-                self._groups = groups
-                self.ranker.remove(self._remove_messages(self.newest + 1))
-                self._index_groups(self._groups)
+    def _remove_last(self, row_id: int) -> None:
+        """Remove the last message if it begins with this row, but not from the ranker."""
+        if self._ids[-1:] != [str(row_id)]:
+            return
+        for values in (
+            self._messages,
+            self._ids,
+            self._tokens,
+            self._questions,
+            self._of_user,
+        ):
+            values.pop()
 
     def _add_to_groups(self, row: LogRow) -> None:
         message = row.message
@@ -280,12 +276,9 @@ class MessageIndex:
         if row.is_result:
             if self._groups and not self._is_search_call:
                 group = self._groups[-1]
-                # A new object, because ``extended`` may return to the earlier one.
-                self._groups[-1] = _RowGroup(
-                    [*group.rows, row],
-                    [*group.words, words],
-                    [*group.tokens, self._count(row)],
-                )
+                group.rows.append(row)
+                group.words.append(words)
+                group.tokens.append(self._count(row))
             return
         self._is_search_call = {call.name for call in calls_of(message)} == {
             SEARCH_TOOL
@@ -299,11 +292,8 @@ class MessageIndex:
         return tokens_of(entries_of([row], self._counter, self._tags, brief=True))
 
     def _index_groups(self, groups: Sequence[_RowGroup]) -> None:
-        """Index groups in place of the messages from their first row on: a call is indexed again with its results."""
         if not groups:
             return
-        # The ranker keeps the embedding of a message that is indexed again.
-        removed_ids = self._remove_messages(groups[0].rows[0].id)
         times = times_of(
             [group.rows[0] for group in groups], self._time_zone, self._offset
         )
@@ -332,23 +322,7 @@ class MessageIndex:
             documents.append(
                 tfidf.Document(self._ids[-1], text, date=words, sequence=number)
             )
-        self.ranker.remove(removed_ids - {document.id for document in documents})
         self.ranker.add(documents)
-
-    def _remove_messages(self, first_row: int) -> set[str]:
-        """Remove the messages from a row on, but not from the ranker; return their ids."""
-        removed_ids = set()
-        while self._messages and self._messages[-1].row_ids[0] >= first_row:
-            removed_ids.add(self._ids[-1])
-            for values in (
-                self._messages,
-                self._ids,
-                self._tokens,
-                self._questions,
-                self._of_user,
-            ):
-                values.pop()
-        return removed_ids
 
     def ranked(self, question: str) -> list[RankedMessage]:
         """Return the best 1,000 messages that match a question, best first; [] without a word in common.

@@ -78,8 +78,6 @@ _STATEMENT_SHARE = 0.25
 # The weight of the words of a statement, with an embedding model.
 _STATEMENT_WEIGHT = 0.25
 _INDEXED_ROWS = 500
-# A new process answers from so many rows until it has indexed the older ones.
-_FIRST_ROWS = 2_000
 # How long a question waits for messages to be indexed; indexing takes longer than this
 # only after a restart.
 _INDEX_SECONDS = 1.0
@@ -189,13 +187,6 @@ class MessageSearch:
         )
 
     @property
-    def older_jobs(self) -> Jobs:
-        """The jobs that index the older messages of sessions."""
-        return self.reader.store.jobs.jobs(
-            "older recall index", "Earlier messages were not indexed"
-        )
-
-    @property
     def embedding_jobs(self) -> Jobs:
         """The jobs that embed the messages of sessions."""
         return self.reader.store.jobs.jobs(
@@ -292,7 +283,7 @@ class MessageSearch:
     async def _add_snapshot(self, session_id: str, snapshot: Snapshot | None) -> None:
         """Index the new rows of a snapshot, if no row is missing between the index and the snapshot."""
         index = self.index(session_id)
-        if snapshot is None or index is None or index.is_partial:
+        if snapshot is None or index is None:
             return
         rows = snapshot.log_behind(ReadPosition(index.epoch, last_id=index.newest))
         if rows:
@@ -309,8 +300,8 @@ class MessageSearch:
         index = self.index(session_id)
         if index is None or index.epoch != seen.epoch or index.newest < seen.last_id:
             key = JobKey(session_id, self.reader.name)
-            newest = partial(self._index_newest, session_id, seen.epoch)
-            self.jobs.start(key, newest, _RETRY_SECONDS)
+            index_log = partial(self._index_log, session_id)
+            self.jobs.start(key, index_log, _RETRY_SECONDS)
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self.jobs.wait(key), _INDEX_SECONDS)
             index = self.index(session_id)
@@ -375,27 +366,6 @@ class MessageSearch:
         # statement, and the search may take longer than an event loop should be blocked.
         return await self.reader.store.database.run(show, writes=False)
 
-    async def _index_newest(self, session_id: str, epoch: int) -> None:
-        """Index the rows behind the index, or the newest 2,000 rows of a log that has no index yet."""
-        index = self.index(session_id)
-        if index is None or index.epoch != epoch:
-            page = await self.reader.store.readers.page(
-                session_id, "", ReadPosition(), limit=_FIRST_ROWS
-            )
-            index = self._make_index(session_id, page.epoch)
-            index.is_partial = page.more
-            # A question whose time is over finds the messages that are indexed so far.
-            self._keep(session_id, index)
-            for start in range(0, len(page.rows), _INDEXED_ROWS):
-                await self._add_rows(index, page.rows[start : start + _INDEXED_ROWS])
-        if index.is_partial:
-            await self._extend(session_id, index)
-            key = JobKey(session_id, self.reader.name)
-            older = partial(self._index_log, session_id)
-            self.older_jobs.start(key, older, _RETRY_SECONDS)
-        else:
-            await self._index_log(session_id)
-
     async def _index_log(self, session_id: str) -> MessageIndex:
         """Return the index with all rows of the log; a new index if rows were deleted."""
         # One task at a time, because two would index the same rows.
@@ -403,11 +373,12 @@ class MessageSearch:
             "index", id(self.reader.store), *self._settings, session_id
         ):
             index = self.index(session_id)
-            if index is not None and index.is_partial:
-                index = None
             while index is None or not await self._extend(session_id, index):
                 page = await self.reader.store.readers.unread(session_id, "", limit=1)
                 index = self._make_index(session_id, page.epoch)
+                # A question whose time is over finds the messages that are indexed so
+                # far.
+                self._keep(session_id, index)
             self._keep(session_id, index)
             return index
 

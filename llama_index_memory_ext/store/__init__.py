@@ -31,6 +31,7 @@ from llama_index_memory_ext.store.address import (
 from llama_index_memory_ext.store.cache import StoreCache
 from llama_index_memory_ext.store.database import Database
 from llama_index_memory_ext.store.deletion import (
+    SELECT_DUE,
     forget_session,
     forget_user,
     retain_messages,
@@ -407,10 +408,10 @@ class MemoryStore(SQLAlchemyChatStore):
 
     @property
     def file(self) -> Path | None:
-        """The SQLite file; None for a server, a database in memory, or an address with ``uri``."""
-        url = self.database.url
-        is_file = self.database.backend == "sqlite" and "uri" not in url.query
-        return Path(str(url.database)) if is_file and not self.is_in_memory else None
+        """The SQLite file; None for a server or a database in memory."""
+        if self.is_in_memory or self.database.backend != "sqlite":
+            return None
+        return Path(str(self.database.url.database))
 
     def read_only(self) -> MemoryStore:
         """Return a store on the same database that refuses each write; its tables must have this package's version.
@@ -526,19 +527,16 @@ class MemoryStore(SQLAlchemyChatStore):
             )
         since = time.time_ns() - int(days * _DAY_NANOSECONDS)
         counts = Counter(messages=0, facts=0, unread=0)
-        for info in await self.sessions():
-            # Only a session with old messages is locked.
-            if _is_due(info, since, messages, session_ids):
+        due = await self.database.run(
+            lambda tx: tx.scalars(SELECT_DUE, last=since, limit=messages), writes=False
+        )
+        for key in due:
+            if session_ids is None or key in session_ids:
                 deleted = await self.database.run(
-                    retain_messages,
-                    info.session_id,
-                    since,
-                    messages,
-                    unread=unread,
-                    sessions=[info.session_id],
+                    retain_messages, key, since, messages, unread=unread, sessions=[key]
                 )
                 counts.update(deleted)
-                self.cache.drop([info.session_id])
+                self.cache.drop([key])
         if vacuum:
             await self.vacuum()
         return dict(counts)
@@ -620,14 +618,3 @@ def _statuses_of(status: MessageStatus | None) -> Sequence[str]:
 def _plan_of(status: MessageStatus) -> Plan | None:
     """Return which messages a write moves into the log: all, or none for new active messages."""
     return len if status == MessageStatus.ARCHIVED else None
-
-
-def _is_due(
-    info: SessionInfo, since: int, most: int, session_ids: Collection[str] | None
-) -> bool:
-    """Return whether a selected session has a message from before ``since``, or more messages than ``most``."""
-    if session_ids is not None and info.session_id not in session_ids:
-        return False
-    if info.messages > most:
-        return True
-    return info.first_at is not None and info.first_at.timestamp() * 1e9 < since

@@ -8,7 +8,6 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
-from urllib.parse import unquote, urlsplit
 
 from llama_index.core.storage.chat_store.sql import DEFAULT_ASYNC_DATABASE_URI
 from pydantic import BaseModel, Field
@@ -105,13 +104,14 @@ def _parsed(uri: Address) -> URL:
         url = make_url(DEFAULT_ASYNC_DATABASE_URI if uri is None else uri)
         # With a second '@', a part of the password would be shown as the host's name.
         is_sqlite = url.get_backend_name() == "sqlite"
-        if "@" not in (url.host or "") and not (is_sqlite and url.host):
+        is_no_file = is_sqlite and (url.host or "uri" in url.query)
+        if "@" not in (url.host or "") and not is_no_file:
             return url
     # Raised outside the block, so that the error has no context with the address.
     raise StoreError(
         "async_database_uri must be a SQLAlchemy address such as 'sqlite:///memory.db' or "
         "'postgresql://user@host/database', with '%40' for an '@' in a password; saw a text that is none. Pass a file "
-        "of SQLite as a Path, or behind 'sqlite:///'."
+        "of SQLite as a Path, or behind 'sqlite:///', without uri=true."
     )
 
 
@@ -127,10 +127,7 @@ def connection_error(url: URL, error: Exception) -> StoreError:
         "such as sslmode=require."
     )
     if url.get_backend_name() == "sqlite":
-        hint = (
-            "See whether it is a database of SQLite, and whether you may read it and write to its folder; if you may "
-            "not, sqlite:///file:...?immutable=1&uri=true opens a file that no other program writes to."
-        )
+        hint = "See whether it is a database of SQLite, and whether you may read it and write to its folder."
     return StoreError(
         f"The database at {without_password(url)} cannot be used: {reason_of(error)}. {hint}"
     )
@@ -169,18 +166,14 @@ def without_password(url: URL) -> str:
 
 def is_in_memory(url: URL) -> bool:
     """Return whether the database is deleted with its connection."""
-    nameless = url.database in (None, "", ":memory:") or "mode=memory" in str(url)
-    return url.get_backend_name() == "sqlite" and nameless
+    is_nameless = url.database in (None, "", ":memory:")
+    return url.get_backend_name() == "sqlite" and is_nameless
 
 
 def is_missing(url: URL) -> bool:
     """Return whether opening the address would begin an empty database: a new file, or a database in memory."""
-    if is_in_memory(url):
-        return True
-    name = str(url.database)
-    if name.startswith("file:"):
-        name = unquote(urlsplit(name).path)
-    return url.get_backend_name() == "sqlite" and not Path(name).is_file()
+    is_file = Path(str(url.database)).is_file()
+    return url.get_backend_name() == "sqlite" and not is_file
 
 
 def file_id(url: URL) -> int:
@@ -216,7 +209,7 @@ def open_engine(url: URL, seconds: float, pool_size: int, set_up: str = "") -> E
         ]
     else:
         folder = Path(url.database or "").expanduser().parent
-        if "uri" not in url.query and not folder.is_dir():
+        if not folder.is_dir():
             raise StoreError(
                 f"The database file {url.database!r} needs a folder {str(folder)!r}: create it first."
             )

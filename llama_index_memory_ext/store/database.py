@@ -180,7 +180,7 @@ class Database:
         while self._is_pending() and time.monotonic() <= end:  # noqa: ASYNC110 - jobs end in threads
             await asyncio.sleep(LOOK_SECONDS)
         if self._lent is None:
-            self.is_gone = self.in_memory and "mode" not in self.url.query
+            self.is_gone = self.in_memory
             await asyncio.to_thread(self._close)
 
     def _is_pending(self) -> bool:

@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from llama_index_memory_ext.fact import without_reasons
-from llama_index_memory_ext.store.changes import (
-    is_copy,
-    only_ending,
-    without_deleted_source,
-    without_words,
-)
+from llama_index_memory_ext.fact import ONLY_ENDS, Fact, utc_now, without_reasons
 from llama_index_memory_ext.store.fact_rows import (
     delete_with_vectors,
     parse_facts,
@@ -23,7 +17,6 @@ from llama_index_memory_ext.store.readers import text_of_session
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.store.transaction import Transaction
 
 
@@ -166,3 +159,49 @@ def _forget_words_in(
     if deleted:
         return delete_with_vectors(tx, namespace, deleted)
     return Counter()
+
+
+def is_copy(
+    fact_id: str, facts: Mapping[str, Fact], contents: Mapping[str, str | None]
+) -> bool:
+    """Return whether a fact has the id and the content of a fact of ``contents``.
+
+    A content that cannot be read counts as the same.
+    """
+    if fact_id not in facts:
+        return fact_id in contents
+    return contents.get(fact_id, "") in (None, facts[fact_id].content)
+
+
+def without_words(fact: Fact, session_id: str, remaining: Collection[int]) -> Fact:
+    """Return a fact with its remaining messages, and without the words around its quote."""
+    ids = tuple(row_id for row_id in fact.message_ids if row_id in remaining)
+    return fact.model_copy(
+        update={
+            "quote": fact.quote if ids == fact.message_ids else "",
+            "source": "",
+            "words_deleted_at": utc_now(),
+            "message_ids": ids,
+            "session_id": session_id if ids else None,
+        }
+    )
+
+
+def without_deleted_source(fact: Fact, text: str | None) -> Fact:
+    """Return a fact without its ``source`` if that has a line that the text of its session has not; None: no text."""
+    lines = fact.source.splitlines()
+    if text is None or all(line in text for line in lines):
+        return fact
+    return fact.model_copy(update={"source": "", "words_deleted_at": utc_now()})
+
+
+def only_ending(facts: Mapping[str, Fact], deleted: Collection[str]) -> set[str]:
+    """Return the facts that only end one of the deleted facts: each repeats the content of the fact that it ends."""
+    contents = tuple(
+        fact.content for fact_id, fact in facts.items() if fact_id in deleted
+    )
+    ending = set()
+    for fact in facts.values():
+        if fact.said_as == ONLY_ENDS and fact.content.endswith(contents):
+            ending.add(fact.id)
+    return ending

@@ -31,6 +31,10 @@ logger = logging.getLogger(__name__)
 _SELECT_TURNS = """
 SELECT id, role, timestamp, status, user_id FROM {rows} WHERE key = :key ORDER BY id
 """
+# The sessions that retention locks. An unknown time is 0.
+SELECT_DUE = """
+SELECT key FROM {rows} GROUP BY key HAVING MIN(timestamp) BETWEEN 1 AND :last OR COUNT(*) > :limit
+"""
 _SELECT_READ = """
 SELECT COALESCE(MIN(position), :last_id) AS position FROM {cursors} WHERE key = :key AND reader {in_names}
 """
@@ -189,9 +193,10 @@ def _namespaces_that_read(tx: Transaction, keys: Collection[str]) -> set[str]:
     namespaces = set()
     for reader in tx.scalars(_SELECT_READERS, names=list(keys)):
         # The namespace follows " of ", and may itself hold these characters.
-        parts = reader.split(" of ")
-        for i in range(1, len(parts)):
-            namespaces.add(" of ".join(parts[i:]))
+        _, _, namespace = reader.partition(" of ")
+        while namespace:
+            namespaces.add(namespace)
+            _, _, namespace = namespace.partition(" of ")
     return namespaces
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index_memory_ext.agent_view import SHARED_FACTS, AgentView
 from llama_index_memory_ext.errors import FactError
-from llama_index_memory_ext.store.changes import mark_edited_facts, merge_facts
+from llama_index_memory_ext.fact import Fact, duplicate_key, mark_edited, retire
 from llama_index_memory_ext.store.fact_rows import (
     PAGE_FACTS,
     delete_with_vectors,
@@ -30,9 +30,8 @@ from llama_index_memory_ext.text.turns import spoken
 from llama_index_memory_ext.words import visible
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.store.database import Database
 
     Changed = Callable[[Mapping[str, Fact]], Sequence[Fact]]
@@ -105,16 +104,15 @@ def write_facts(
             return False
         return _merge(tx, namespace, facts, seen, view)
     rows = select_facts(tx, namespace, ids=[fact.id for fact in facts])
-    facts = mark_edited_facts(facts, parse_facts(tx, namespace, rows))
-    agents = {row.id: row.agent_id or None for row in rows}
-    hidden = sum(not view.sees(agent) for agent in agents.values())
+    hidden = sum(not view.sees(row.agent_id or None) for row in rows)
     if hidden:
         raise FactError(
             f"{hidden} of {len(facts)} facts have the ids of facts that belong to another agent of this user. "
             "Store them with a memory of that agent, or without their ids. Nothing was stored."
         )
-    moved = any(agents.get(fact.id, fact.agent_id) != fact.agent_id for fact in facts)
-    put_facts(tx, namespace, facts, moved=moved)
+    stored = parse_facts(tx, namespace, rows)
+    edited = [mark_edited(fact, stored.get(fact.id, fact)) for fact in facts]
+    _put_over(tx, namespace, edited, stored)
     return True
 
 
@@ -142,9 +140,19 @@ def change_facts(
     """
     stored = parse_facts(tx, namespace, select_facts(tx, namespace, view, ids=ids))
     facts = changed(stored)
+    _put_over(tx, namespace, facts, stored)
+    return facts
+
+
+def _put_over(
+    tx: Transaction,
+    namespace: str,
+    facts: Sequence[Fact],
+    stored: Mapping[str, Fact],
+) -> None:
+    """Store facts in place of the ``stored`` facts with their ids."""
     moved = any(stored.get(fact.id, fact).agent_id != fact.agent_id for fact in facts)
     put_facts(tx, namespace, facts, moved=moved)
-    return facts
 
 
 def delete_facts(
@@ -210,17 +218,15 @@ def write_extracted(
     return _merge(tx, namespace, facts, seen, view) and move(tx)
 
 
-def _link_facts(tx: Transaction, namespace: str, facts: Iterable[Fact]) -> list[Fact]:
+def _link_facts(tx: Transaction, namespace: str, facts: Collection[Fact]) -> list[Fact]:
     """Return the facts, each with the ids of the rows that have its quote; () if no row has it."""
-    texts: dict[str, dict[int, str]] = {}
+    sessions = {fact.session_id or "" for fact in facts if fact.quote}
+    texts = {key: _texts_in(tx, namespace, key) for key in sessions}
     linked = []
     for fact in facts:
         rows: tuple[int, ...] = ()
-        session_id = fact.session_id
-        if session_id and fact.quote:
-            if session_id not in texts:
-                texts[session_id] = _texts_in(tx, namespace, session_id)
-            rows = _rows_of(fact, texts[session_id])
+        if fact.quote:
+            rows = _rows_of(fact, texts[fact.session_id or ""])
         linked.append(fact.model_copy(update={"message_ids": rows}))
     return linked
 
@@ -248,8 +254,7 @@ def _rows_of(fact: Fact, texts: Mapping[int, str]) -> tuple[int, ...]:
     lines = [line for line in fact.source.splitlines() if start in line]
     rows = []
     for row_id, text in texts.items():
-        is_source = any(line in text for line in lines or [start])
-        if fact.quote in text and is_source:
+        if fact.quote in text and any(line in text for line in lines or [start]):
             rows.append(row_id)
     return tuple(rows)
 
@@ -279,6 +284,47 @@ def link_session(tx: Transaction, session_id: str) -> None:
         unlinked = [fact for fact in of_session if not fact.message_ids]
         linked = _link_facts(tx, namespace, unlinked)
         put_facts(tx, namespace, [fact for fact in linked if fact.message_ids])
+
+
+def merge_facts(facts: Sequence[Fact], newer: Mapping[str, Fact]) -> list[Fact]:
+    """Return the extracted facts to store beside the ``newer`` facts, stored since the extraction began.
+
+    A fact with the content of a newer fact is not stored again.
+    """
+    ids_by_content = {
+        duplicate_key(fact.content): fact.id
+        for fact in newer.values()
+        if not fact.retired
+    }
+    stored_ids = {
+        fact.id: ids_by_content.get(duplicate_key(fact.content), fact.id)
+        for fact in facts
+    }
+    merged = []
+    for fact in facts:
+        stored = newer.get(fact.id)
+        replaced_by = stored_ids.get(fact.replaced_by or "", fact.replaced_by)
+        if stored is None:
+            if stored_ids[fact.id] == fact.id:
+                merged.append(fact.model_copy(update={"replaced_by": replaced_by}))
+        elif retires(fact, stored):
+            merged.append(
+                retire(
+                    stored,
+                    fact.retired_reason or "",
+                    fact.updated_at,
+                    replaced_by,
+                    by=fact.retired_by,
+                )
+            )
+    return merged
+
+
+def retires(fact: Fact, stored: Fact) -> bool:
+    """Return whether an extracted fact retires its stored version; the user's own request always does."""
+    if stored.pinned or not fact.retired:
+        return False
+    return not stored.retired or fact.retired_by == "request"
 
 
 class Facts:

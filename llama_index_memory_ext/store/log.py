@@ -145,10 +145,7 @@ def insert_messages(
         return []
     now = time.time_ns()
     roles = _roles_of(tx, key, messages)
-    speakers = {}
-    for row in replaced:
-        if user_id and row.user_id is not None:
-            speakers[_words_of(row.data)] = row.user_id
+    speakers = {_words_of(row.data): row.user_id for row in replaced if row.user_id}
     rows = []
     for i, message in enumerate(messages):
         data = storable(message)
@@ -268,13 +265,11 @@ def _roles_of(
     tx: Transaction, key: str, messages: Sequence[ChatMessage]
 ) -> Sequence[ChatMessage]:
     """Return the messages with the roles of ``with_code_results``, which may depend on the message before them."""
-    if not is_code_output(messages[0]):
-        return with_code_results(messages)
-    row = tx.execute(_SELECT_LAST_ROW, key=key).first()
-    if row is None:
-        return with_code_results(messages)
-    last = LogRow.from_query(tx, key, row).message
-    return with_code_results([last, *messages])[1:]
+    before = []
+    if is_code_output(messages[0]):
+        last_rows = tx.execute(_SELECT_LAST_ROW, key=key).all()
+        before = [LogRow.from_query(tx, key, row).message for row in last_rows]
+    return with_code_results([*before, *messages])[len(before) :]
 
 
 def _store_message_ids(tx: Transaction, key: str, rows: Sequence[Row]) -> None:

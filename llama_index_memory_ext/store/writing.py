@@ -117,8 +117,8 @@ def append_messages(
             tx.rollback()
             return Appended()
     user_id = None
-    if access and claim_session(tx, key, access, speakers, readers):
-        user_id = access.user_id
+    if access:
+        user_id = claim_session(tx, key, access, speakers, readers)
     if replace:
         rows = find_rows(tx, key)
         same = _count_same(rows, messages)
@@ -143,10 +143,10 @@ def claim_session(
     access: SessionAccess,
     speakers: Collection[str],
     readers: Sequence[str],
-) -> bool:
+) -> str | None:
     """Make the user who opens a session, and its ``speakers``, its owners, and register their readers.
 
-    Return whether the session has several users. A session without a user becomes
+    Return the user if the session has several users; otherwise None. A session without a user becomes
     the session of its first user, with its facts.
 
     Raises:
@@ -174,7 +174,7 @@ def claim_session(
         # Readers begin again to show the name.
         renew_session(tx, key)
     register_readers(tx, key, readers)
-    return has_several
+    return access.user_id if has_several else None
 
 
 def _take_over(tx: Transaction, key: str, user_id: str) -> None:

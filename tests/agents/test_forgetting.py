@@ -48,9 +48,7 @@ async def retired_of(case: dict[str, Any], memory: CondensedMemory) -> list[str]
         await say(memory, turn)
     await memory.aflush()
     return [
-        fact.content
-        for fact in await memory.facts.alist(with_retired=True)
-        if fact.retired
+        fact.content for fact in await memory.facts.alist(state="all") if fact.retired
     ]
 
 
@@ -125,7 +123,7 @@ async def test_everything_goes_after_it_was_listed_and_the_user_has_said_yes(
     )
     assert answer.count("(it can be restored)") == 2
     assert await known(memory) == []
-    for fact in await memory.facts.alist(with_retired=True):
+    for fact in await memory.facts.alist(state="all"):
         await memory.facts.arestore(fact.id)
     assert await known(memory) == ["Is allergic to nuts", "Lives in Rome"]
 

@@ -94,9 +94,9 @@ async def test_an_agent_remembers_searches_and_forgets(
     llm, server = start_model(model)
     agent = FunctionAgent(llm=llm, tools=list(MemoryToolSpec(memory).to_tool_list()))
     answers = [str(await agent.run(question, memory=memory)) for question in steps]
-    known = {
-        fact.content: fact for fact in await memory.facts.alist(with_retired=True)
-    }["Loves green tea"]
+    known = {fact.content: fact for fact in await memory.facts.alist(state="all")}[
+        "Loves green tea"
+    ]
     day = known.created_at.date().isoformat()
     assert answers[0] == f"Remembered: [{known.id[:8]}] Loves green tea"
     assert (

@@ -261,7 +261,7 @@ async def test_what_others_change_while_a_model_is_asked_is_not_undone(
     await worker.aput_messages([user(f"{said} I use Docker."), assistant("Fine.")])
     await worker.aflush()
     docker, tea = sorted(
-        await memory.facts.alist(with_retired=True),
+        await memory.facts.alist(state="all"),
         key=lambda fact: fact.content,
         reverse=True,
     )
@@ -326,7 +326,7 @@ async def test_there_can_be_a_number_of_facts_at_the_most(learns: Learns) -> Non
         "Likes snow",
         "Likes tea",
     ]
-    facts = await memory.facts.alist(with_retired=True)
+    facts = await memory.facts.alist(state="all")
     assert [fact.retired_reason for fact in facts if fact.retired] == ["over max_facts"]
 
 
@@ -592,7 +592,7 @@ async def test_a_fact_is_changed_as_it_is_at_that_moment(
         book.aretire(fact.id, "said so"),
         book.aupdate(fact.id, confidence=0.9),
     )
-    (now,) = await book.alist(with_retired=True)
+    (now,) = await book.alist(state="all")
     assert (now.pinned, now.retired_reason, now.confidence) == (True, "said so", 0.9)
     await store.forget_user("ann")
     for change in (
@@ -602,5 +602,5 @@ async def test_a_fact_is_changed_as_it_is_at_that_moment(
     ):
         with pytest.raises(FactError, match=r"\(0 facts\)"):
             await change
-    assert await book.alist(with_retired=True) == []
+    assert await book.alist(state="all") == []
     await store.aclose()

@@ -6,9 +6,9 @@ from datetime import date, datetime, timezone
 
 import pytest
 
-from llama_index_memory_ext.checks.comparison import new_names, new_numbers, says_more
+from llama_index_memory_ext.checks.comparison import says_more
 from llama_index_memory_ext.fact import Fact, duplicate_key
-from llama_index_memory_ext.learning.reply import ExtractionReply
+from llama_index_memory_ext.learning.reply import NewFact
 from llama_index_memory_ext.learning.validation import ValidatedReply, validate_reply
 from llama_index_memory_ext.text.turns import Utterance
 from llama_index_memory_ext.words import visible
@@ -28,7 +28,7 @@ def learned(
         Utterance(2, "assistant", asked or "Good to know."),
         Utterance(3, "user", said),
     )
-    reply = ExtractionReply.model_validate({"new_facts": [new]})
+    reply = [NewFact.model_validate(new)]
     return validate_reply(reply, lines, (), now=NOW)
 
 
@@ -106,19 +106,6 @@ def test_what_is_said_to_the_assistant_about_the_user_is_stored() -> None:
         assert stored(content, said) in (content, said)
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
-        "The patient is 54 and smokes.",
-        "Write a bio: Sam Lee, 30, lives in Bern.",
-        "She lives in Bern.",
-    ],
-)
-def test_a_stranger_is_not_the_users_own(said: str) -> None:
-    outcome = learned("Lives in Bern and smokes", said)
-    assert outcome.rejections == {"other": 1}
-
-
 def test_the_closest_sentence_of_the_quote_is_stored() -> None:
     said = "Thanks! I bought a boat. I keep bees on the roof. Is that legal?"
     outcome = learned("Keeps forty bees", said, quote=said)
@@ -132,7 +119,7 @@ def test_the_closest_sentence_of_the_quote_is_stored() -> None:
 def test_the_users_words_that_are_known_are_not_stored_twice() -> None:
     known = Fact(content=BEES)
     new = {"content": "Keeps forty bees", "quote": "I keep bees", "confidence": 0.9}
-    reply = ExtractionReply.model_validate({"new_facts": [new]})
+    reply = [NewFact.model_validate(new)]
     outcome = validate_reply(reply, [Utterance(1, "user", BEES)], [known], now=NOW)
     assert (outcome.accepted, outcome.rejections) == ((), {"duplicate": 1})
     assert [fact.id for fact in outcome.confirmed] == [known.id]
@@ -190,7 +177,6 @@ def test_other_forms_of_what_was_said_add_nothing(said: str, content: str) -> No
         ("My birthday is in May", "Has a birthday in June"),
         ("It is a lie that I smoke", "Smokes"),
         ("Es stimmt nicht, dass ich in Wien wohne.", "Wohnt in Wien"),
-        ("I like green tea", "Likes only green tea"),
         ("Ich wohne in Bonn", "Lives in Bonn"),
     ],
 )
@@ -206,13 +192,6 @@ def test_a_name_may_be_known_from_before() -> None:
     assert not says_more(
         "Brother Bob visits me often", "My brother visits often", "Bob", day
     )
-
-
-def test_new_numbers_and_names_are_named() -> None:
-    assert new_numbers(
-        "Has 3 cats, 5 dogs and 1,000 bees", "three cats, 1000 bees"
-    ) == {"5"}
-    assert new_names("Met Ann in Paris with Bob", "I met Anna in paris") == {"Bob"}
 
 
 @pytest.mark.parametrize(

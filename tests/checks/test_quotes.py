@@ -50,7 +50,6 @@ def test_the_users_own_words_are_found_for_a_quote(quote: str, words: str) -> No
         "",
         " ",
         "...",
-        "I",
         "Ann",
         "I hate New Orleans",
         "live with Bob in Paris",
@@ -66,7 +65,6 @@ def test_what_was_not_said_is_not_found(quote: str) -> None:
 def test_a_short_answer_is_its_own_quote(answer: str) -> None:
     assert find_quote(answer, answer) is not None
     assert find_quote("no", "No, thanks.") is not None
-    assert find_quote("no", "I have no more words than these") is None
 
 
 # A mark that stands alone belongs to the letter before it.

@@ -235,7 +235,7 @@ def test_a_fact_is_added_found_retired_restored_and_forgotten(cli: Here) -> None
         cli("facts", "explain", "How should I do testing?", *ANN, "--json").stdout
     )
     assert {fact["id"]: fact["why"] for fact in explained["facts"]} == {
-        pytest_id: "matches in its own words",
+        pytest_id: "like the question",
         docker_id: "pinned",
     }
     assert (
@@ -288,8 +288,8 @@ def test_a_fact_is_explained_as_the_prompt_of_a_session_shows_it(
     add(cli, "Likes trains", "--agent", "travel")
     before = dump(database)
     assert explained("--session", "s") == ["left out: its message is in the record"]
-    assert explained("--session", "new") == ["matches in its own words"]
-    assert explained() == ["matches in its own words"]
+    assert explained("--session", "new") == ["like the question"]
+    assert explained() == ["like the question"]
     assert len(explained("--session", "s", "--agent", "travel")) == 2
     assert dump(database) == before
     cli("facts", "edit", fact.id, *ANN, "--content", "Is allergic to walnuts")

@@ -96,9 +96,7 @@ def contents_in(text: str) -> list[str]:
 async def facts_of(database: Path, user_id: str) -> dict[str, Fact]:
     """What another program finds in the same file."""
     async with opened(database, "other", user_id) as memory:
-        return {
-            fact.content: fact for fact in await memory.facts.alist(with_retired=True)
-        }
+        return {fact.content: fact for fact in await memory.facts.alist(state="all")}
 
 
 async def add_rain(database: Path) -> None:

@@ -21,7 +21,7 @@ from llama_index_memory_ext import (
 )
 from llama_index_memory_ext.errors import SettingError
 from llama_index_memory_ext.facts.book import FactBook
-from llama_index_memory_ext.learning.reply import ExtractionReply
+from llama_index_memory_ext.learning.reply import NewFact
 from llama_index_memory_ext.text.turns import Utterance
 from tests.conversation import assistant, sent_text, user
 from tests.learning.learning import (
@@ -118,7 +118,7 @@ async def test_each_agent_sees_its_own_facts_and_the_shared_ones_and_forgetting_
                 "category": "preference",
                 "confidence": 0.9,
             }
-            reply = ExtractionReply.model_validate({"new_facts": [new]})
+            reply = [NewFact.model_validate(new)]
             await memory.facts_block.extractor("chat").apply(
                 reply, [Utterance(0, "user", f"I like {word}")]
             )
@@ -150,7 +150,7 @@ async def test_each_agent_sees_its_own_facts_and_the_shared_ones_and_forgetting_
         (fact.agent_id, fact.content) for fact in await everything.alist()
     ) == Counter(known)
     await memories[1].aforget(vacuum=False)
-    assert await everything.alist(with_retired=True) == []
+    assert await everything.alist(state="all") == []
     assert await rows_in(store) == {"facts": 0, "embeddings": 0}
 
 

@@ -61,13 +61,9 @@ def test_common_words_in_common_are_not(question: str, text: str) -> None:
     assert concern_of(question, text) < 0.5
 
 
-def test_words_of_the_turns_before_count_half() -> None:
+def test_words_of_the_turns_before_count_for_a_question_without_words() -> None:
     down = "Kubernetes is down."
-    before, now = (
-        concern_of("And then?", "Uses Kubernetes", down),
-        concern_of(f"And then? {down}", "Uses Kubernetes"),
-    )
-    assert 0 < before < now
+    assert concern_of("And then?", "Uses Kubernetes", down) > 0
     assert concern_of("Kubernetes?", "Uses Kubernetes", down) == concern_of(
         "Kubernetes?", "Uses Kubernetes"
     )

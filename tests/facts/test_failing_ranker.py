@@ -187,18 +187,3 @@ async def test_facts_are_learned_though_ranking_fails(learns: Learns) -> None:
     await memory.aflush()
     assert "Likes Python" in [fact.content for fact in await memory.facts.alist()]
     assert (await memory.astats()).set_aside == ()
-
-
-async def test_searches_and_explanations_are_spared_too(
-    open_memory: OpenMemory,
-) -> None:
-    fails = {"similarities": 3}
-    memory = open_memory(user_id="ann", ranker_factory=partial(Failing, fails))
-    await remember(memory)
-    assert await memory.facts_block.asearch("Which dogs?") == []
-    explained = await memory.facts_block.aexplain("Which dogs?")
-    assert "Lives in Rome" in str(explained)
-    fails["similarities"] = 0
-    assert [
-        one.fact.content for one in await memory.facts_block.asearch("Which dogs?")
-    ] == ["Has a dog"]

@@ -13,10 +13,8 @@ from llama_index_memory_ext import (
     FactError,
     MemoryRetriever,
     MemoryStore,
-    RelevantFactsBlock,
 )
 from llama_index_memory_ext.facts.book import FactBook
-from tests.facts.test_many import FACTS, little_in_the_event_loop
 
 NOON, DAY = datetime(2026, 3, 10, 12, tzinfo=timezone.utc), timedelta(days=1)
 
@@ -95,7 +93,6 @@ async def test_facts_are_listed_by_what_is_wanted(
             "one of the categories 'preference', 'knowledge'; got 'taste'",
         ),
         ({"after": "gone"}, "the id of one of 4 facts; got 'gone'"),
-        ({"since": day(2), "until": day(1)}, "since to be before until"),
         ({"since": NOON.replace(tzinfo=None)}, "since must have timezone info"),
         ({"until": "tomorrow"}, "until"),
         (
@@ -165,26 +162,6 @@ async def test_searches_and_the_retriever_find_what_is_wanted(
     with pytest.raises(FactError, match="no argument 'sinse'"):
         MemoryRetriever(memory, sinse="2026-03-11")
     assert [fact.id for fact in memory.facts.list(tags=["drink"])] == ["tea"]
-
-
-async def test_filters_of_many_facts_do_not_hold_the_event_loop(
-    open_store: Any,
-) -> None:
-    store = open_store("sqlite+aiosqlite://")
-    await store.facts.write("ann", FACTS)
-    block = RelevantFactsBlock(store=store, user_id="ann", extract_facts=False)
-    await block.book().asearch("tea with milk")
-    with little_in_the_event_loop():
-        assert (
-            len(
-                await block.book().alist(
-                    category="knowledge", since="2020-01-01", limit=10
-                )
-            )
-            == 10
-        )
-    with little_in_the_event_loop():
-        assert await block.book().asearch("tea with milk", tags=["none"]) == []
 
 
 async def test_what_is_known_already_holds_has_ended_or_is_pending(

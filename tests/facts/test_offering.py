@@ -8,8 +8,7 @@ from datetime import datetime, timezone
 from llama_index_memory_ext import Fact, TfidfRanker, TokenCounter
 from llama_index_memory_ext.facts.ranking import document_of
 from llama_index_memory_ext.learning.budget import RequestBudget
-from llama_index_memory_ext.learning.request import select_known_facts, texts_in
-from llama_index_memory_ext.text.turns import Utterance
+from llama_index_memory_ext.learning.request import select_known_facts
 from tests.learning.learning import Learns, extractions, talk
 
 COUNTER = TokenCounter()
@@ -42,8 +41,8 @@ def events(count: int) -> list[Fact]:
 def offer(facts: list[Fact], *said: str) -> list[Fact]:
     ranker = TfidfRanker()
     ranker.add(map(document_of, facts))
-    texts = texts_in([Utterance(i, "user", text) for i, text in enumerate(said)])
-    return select_known_facts(facts, texts, ranker, COUNTER, RequestBudget().facts)
+    text = "\n".join(said)
+    return select_known_facts(facts, text, ranker, COUNTER, RequestBudget().facts)
 
 
 def test_what_is_corrected_is_among_them_also_without_a_word_in_common() -> None:
@@ -74,29 +73,6 @@ def test_what_can_be_corrected_is_among_a_thousand_short_ones() -> None:
         home = Fact(content=f"{begin}lives in an old house")
         facts = [Fact(content=begin + text) for text in likes]
         assert home in offer([*facts[:400], home, *facts[400:]], "We moved.")
-
-
-def test_each_message_has_its_share() -> None:
-    facts = [
-        *events(200),
-        *(
-            Fact(content=f"Is fond of {word} in the very early morning")
-            for word in ("tea", "rain")
-        ),
-    ]
-    assert {fact.content.split()[3] for fact in offer(facts, "Tea!", "Rain!")[:2]} == {
-        "tea",
-        "rain",
-    }
-
-
-def test_a_short_answer_is_compared_with_its_question() -> None:
-    lines = [
-        Utterance(1, "assistant", "Still at IBM?"),
-        Utterance(2, "user", "No."),
-        Utterance(3, "user", "Well."),
-    ]
-    assert texts_in(lines) == ["Well.", "No.", "Still at IBM?"]
 
 
 async def test_few_facts_are_shown_entirely(learns: Learns) -> None:

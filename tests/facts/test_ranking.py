@@ -218,42 +218,6 @@ def test_the_order_of_many_facts_is_that_of_their_scores() -> None:
         assert len({entry.fact.id for entry in ranked}) == 1_500
 
 
-def test_while_a_talk_goes_on_facts_of_one_day_come_together_and_short_ones_first() -> (
-    None
-):
-    """Their scores stay what they are, and a question that looks something up is ranked by these alone."""
-    day = datetime(2026, 1, 5, tzinfo=timezone.utc)
-    texts = (
-        "Grows herbs",
-        "Keeps bees",
-        f"Grows {'very ' * 40}tall herbs",
-        "Plans a garden of pots and many beds",
-    )
-    facts = [
-        Fact(content=text, created_at=day + timedelta(days=i if i < 3 else 0))
-        for i, text in enumerate(texts)
-    ]
-    alone = [
-        Fact(content=fact.content, created_at=day + timedelta(days=i))
-        for i, fact in enumerate(facts)
-    ]
-    talk = f"{PLAN} Which herbs, and how many pots?"
-
-    def places(some: list[Fact], question: str) -> list[int]:
-        ranked = rank(some, question, recency_weight=0.1)
-        assert len({entry.fact.id for entry in ranked}) == len(some)
-        return [some.index(entry.fact) for entry in ranked]
-
-    assert places(alone, talk).index(0) > places(alone, talk).index(3) > -1
-    assert places(facts, talk)[:2] == [3, 0]
-    by_score = sorted(
-        rank(facts, "Herbs?", recency_weight=0.1),
-        key=lambda one: one.score,
-        reverse=True,
-    )
-    assert places(facts, "Herbs?") == [facts.index(one.fact) for one in by_score]
-
-
 @pytest.mark.parametrize("weights", [(-0.1, 1), (1, -0.1), (0, 0)])
 def test_weights_that_mean_nothing_are_refused(weights: tuple[float, float]) -> None:
     with pytest.raises(
@@ -455,29 +419,30 @@ async def explanation_of(
 async def test_own_words_come_before_the_words_of_the_source() -> None:
     facts = (await explanation_of("Where do I live?")).facts
     first, second = facts[:2]
-    assert (first.fact.content, first.words, first.why) == (
+    assert (first.fact.content, first.matched, first.why) == (
         "Lives in Paris",
-        "live",
-        "matches in its own words",
+        ("live",),
+        "like the question",
     )
-    assert (second.words, second.why) == ("source: live", "matches in its source only")
+    assert second.matched == ("live",)
     assert first.similarity > 2 * second.similarity
     assert {one.why for one in facts[2:]} == {"pinned", "nothing in common, but room"}
 
 
-async def test_a_match_in_an_earlier_turn_is_told_as_one() -> None:
+async def test_the_words_in_common_are_also_of_the_source_and_of_earlier_turns() -> (
+    None
+):
     found = await explanation_of("And Logan?", "Shall we have tea?")
     by_content = {one.fact.content: one for one in found.facts}
-    assert by_content["Likes tea"].words == "earlier turn: tea"
-    assert by_content["Likes tea"].why == "matches an earlier turn only"
-    assert by_content["Is called Logan"].words == "logan"
-    assert by_content["Lives in Paris"].words == "source: logan"
+    assert by_content["Likes tea"].matched == ("tea",)
+    assert by_content["Is called Logan"].matched == ("logan",)
+    assert by_content["Lives in Paris"].matched == ("logan",)
 
 
 async def test_what_is_left_out_says_why() -> None:
     found = await explanation_of("Which canoe?", min_similarity=0.5)
     assert {one.fact.content: one.why for one in found.facts if one.injected} == {
-        "Owns a canoe": "matches in its own words",
+        "Owns a canoe": "like the question",
         "Is allergic to nuts": "pinned",
     }
     assert "left out: too little in common" in repr(found)

@@ -97,7 +97,7 @@ async def test_what_is_learned_is_shown_to_nobody_before_it_is_approved(
     await tell(memory, "I like tea.")
     question = "Do I like tea?"
     assert await contents(memory) == []
-    assert await contents(memory, with_retired=True, with_expired=True) == []
+    assert await contents(memory) == []
     (fact,) = await memory.facts.alist(state="pending")
     assert "Likes tea" not in sent_text(await memory.aget(user(question)))
     assert await memory.facts.asearch(question) == []

@@ -12,11 +12,7 @@ from llama_index.llms.openai import OpenAI
 
 from llama_index_memory_ext import CondensedMemory
 from llama_index_memory_ext.fact import CATEGORIES
-from llama_index_memory_ext.learning.reply import (
-    ExtractionReply,
-    read_facts,
-    reply_of,
-)
+from llama_index_memory_ext.learning.reply import NewFact, read_facts
 from tests.conversation import assistant, user
 from tests.memories import OpenMemory
 from tests.openai_server import Message, Model, OpenAIServer, call, say
@@ -47,9 +43,9 @@ def learner(messages: list[Message], tools: list[str]) -> Message:
     return call(("call_1", "report_facts", {"facts": found}))
 
 
-def parse_reply(text: str) -> ExtractionReply:
-    """The reply in an answer, with our own categories."""
-    return reply_of(read_facts(text, CATEGORIES))
+def parse_reply(text: str) -> list[NewFact]:
+    """The entries in an answer, with our own categories."""
+    return read_facts(text, CATEGORIES)
 
 
 def as_report(reply: dict[str, Any]) -> dict[str, Any]:

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
-import signal
 import sqlite3
-import subprocess
 import threading
 from datetime import date, datetime, timedelta, timezone
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from llama_index.core.llms import ChatResponse, MockLLM
 
-from llama_index_memory_ext import Backfilled, CondensedMemory, MemoryStore, StoreError
+from llama_index_memory_ext import Backfilled, MemoryStore, StoreError
 from llama_index_memory_ext.learning.batch import batch_end
 from tests.conversation import assistant, user
-from tests.forked import python_command
 from tests.learning.learning import (
     Learns,
     contents,
@@ -32,7 +26,6 @@ from tests.learning.learning import (
 )
 from tests.memories import OpenMemory
 from tests.openai_server import Message, fail
-from tests.signals import interruptible
 
 OUT_OF_ORDER = fail(500, "out of order")
 
@@ -50,17 +43,6 @@ def set_day(database_uri: str, session_id: str, first_id: int, day: date) -> Non
             (int(noon.timestamp()) * 10**9, session_id, first_id),
         )
     connection.close()
-
-
-class OfflineModel(MockLLM):
-    """Says that the user likes tea, and works in any event loop; two callers are answered together."""
-
-    together: Any = None
-
-    async def achat(self, messages: Any, **kwargs: Any) -> Any:
-        await asyncio.to_thread(self.together.wait)
-        fact = {"content": "Likes tea", "confidence": 0.9, "quote": "I like tea"}
-        return ChatResponse(message=assistant(json.dumps({"new_facts": [fact]})))
 
 
 async def test_a_plain_memorys_history_is_read_once(
@@ -197,57 +179,6 @@ async def test_a_person_who_is_forgotten_meanwhile_stays_forgotten(
     assert await memory.sql_store.sessions() == []
 
 
-INTERRUPTED = """
-import sys
-from llama_index.llms.openai import OpenAI
-from llama_index_memory_ext import CondensedMemory
-
-uri, api_base = sys.argv[1:]
-llm = OpenAI(model="gpt-4o-mini", api_base=api_base, api_key="sk-test", max_retries=0)
-memory = CondensedMemory.from_defaults(
-    "new", user_id="ann", llm=llm, async_database_uri=uri, extract_every_turns=1
-)
-try:
-    memory.backfill(["a", "b"], show_progress=True)
-except KeyboardInterrupt:
-    print("interrupted", [fact.content for fact in memory.facts.list()])
-"""
-
-
-async def test_an_interrupted_program_keeps_what_it_has(
-    learns: Learns, database_uri: str
-) -> None:
-    """By Ctrl+C, in the midst of the second session."""
-    workers: list[subprocess.Popen[str]] = []
-
-    def model(messages: list[Message], tools: list[str]) -> Message:
-        if "I like rain" in messages[-1]["content"]:
-            workers[0].send_signal(signal.SIGINT)
-            workers[0].wait(60)
-        return learner(messages, tools)
-
-    memory, server = learns(model, "new")
-    await tell(memory.sql_store, "a", "tea")
-    await tell(memory.sql_store, "b", "rain")
-    command = [*python_command(), "-c", INTERRUPTED, database_uri, server.api_base]
-    with interruptible():
-        workers.append(
-            subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-            )
-        )
-    out, err = await asyncio.to_thread(workers[0].communicate)
-    assert out == "interrupted ['Likes tea']\n"
-    assert "Traceback" not in err
-    assert err.endswith("\n")
-    assert (
-        await memory.sql_store.readers.count_messages(
-            "b", reader=memory.facts_block.reader_of("b")
-        )
-        == 2
-    )
-
-
 async def test_two_at_once_ask_once(open_memory: OpenMemory, learns: Learns) -> None:
     first, server = learns()
     second = open_memory(user_id="ann", llm=first.facts_block.llm)
@@ -256,30 +187,6 @@ async def test_two_at_once_ask_once(open_memory: OpenMemory, learns: Learns) -> 
     assert sorted(one.new for one in done) == [0, 2]
     assert await contents(first) == ["Likes rain", "Likes tea"]
     assert len(likes(server.requests)) == 1
-
-
-async def test_two_workers_store_nothing_twice(
-    open_memory: OpenMemory, any_database_uri: str | None
-) -> None:
-    """Each in an event loop of its own, both answered at the same time."""
-    if any_database_uri is None:
-        pytest.skip("a database in memory has one worker")
-    memory = open_memory("chat", user_id="ann", async_database_uri=any_database_uri)
-    await tell(memory.sql_store, "chat", "tea")
-    llm = OfflineModel(max_tokens=None)
-    llm.together = threading.Barrier(2, timeout=60)
-
-    async def work() -> Backfilled:
-        async with CondensedMemory.from_defaults(
-            "chat", user_id="ann", llm=llm, async_database_uri=any_database_uri
-        ) as own:
-            return await own.abackfill()
-
-    done = await asyncio.gather(
-        *(asyncio.to_thread(lambda: asyncio.run(work())) for _ in range(2))
-    )
-    assert sorted((one.messages, one.new) for one in done) == [(0, 0), (2, 1)]
-    assert await contents(memory) == ["I like tea"]
 
 
 async def test_what_was_said_on_another_day_is_read_as_of_that_day(

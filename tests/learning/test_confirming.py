@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 import pytest
 
 from llama_index_memory_ext.fact import Fact
-from llama_index_memory_ext.learning.reply import ExtractionReply
+from llama_index_memory_ext.learning.reply import NewFact
 from llama_index_memory_ext.learning.validation import ValidatedReply, validate_reply
 from llama_index_memory_ext.text.turns import Utterance
 from tests.words import rows
@@ -20,7 +20,7 @@ def confirmed_by(text: str, content: str) -> ValidatedReply:
     """What is stored when a model reports a known fact with this text as its quote."""
     known = Fact(content=content, confidence=0.8)
     new = {"content": content, "quote": text, "confidence": 0.9}
-    reply = ExtractionReply.model_validate({"new_facts": [new]})
+    reply = [NewFact.model_validate(new)]
     lines = [
         Utterance(1, "user", text),
         Utterance(2, "assistant", f"I know: {content}"),

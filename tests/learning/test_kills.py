@@ -44,8 +44,8 @@ async def main():
 
 asyncio.run(main())
 """
-# Six calls end within the first turns, the others while facts are stored and at the end.
-STEPS = (2, 5, 9, 20, 31, 36, 41, 46, 51, 56)
+# Within the first turns, while facts are stored, and at the end.
+STEPS = (2, 20, 41, 56)
 
 
 @pytest.mark.parametrize("step", STEPS)

@@ -13,9 +13,7 @@ from llama_index.core.base.llms.types import ChatMessage, ChatResponse, ToolCall
 from llama_index_memory_ext import CondensedMemory, OfflineModel
 from llama_index_memory_ext.checks.evidence import Source
 from llama_index_memory_ext.errors import FactReplyError
-from llama_index_memory_ext.learning.reply import ExtractionReply
 from llama_index_memory_ext.learning.report import ask_for_facts
-from llama_index_memory_ext.learning.validation import ValidatedReply, validate_reply
 from llama_index_memory_ext.text.messages import MOST_CHARACTERS, is_longer
 from llama_index_memory_ext.text.turns import Utterance
 from tests.ticks import ticking
@@ -86,7 +84,7 @@ async def test_a_reply_that_is_too_long_is_told_apart() -> None:
     reply, _ = await ask_for_facts(
         Answering(answer=answered(thoughts)), [ChatMessage("?")]
     )
-    assert [fact.content for fact in reply.new_facts] == ["Likes green tea"]
+    assert [fact.content for fact in reply] == ["Likes green tea"]
 
 
 async def test_arguments_too_deep_for_json_cannot_be_read() -> None:
@@ -112,16 +110,3 @@ def test_a_quote_that_is_longer_than_the_messages_is_not_found(quote: str) -> No
 
 def test_a_quote_in_the_third_person_may_be_longer_than_its_message() -> None:
     assert Source(SAID, (), "", NOW.date(), ()).find("They like green tea.")
-
-
-def validated(**entries: Any) -> ValidatedReply:
-    return validate_reply(ExtractionReply.model_validate(entries), SAID, (), now=NOW)
-
-
-def test_what_there_is_no_time_for_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llama_index_memory_ext.learning.validation._MOST_SECONDS", -1)
-    valid = validated(
-        new_facts=[FACT], retired=[{"number": 1, "quote": "I like green tea"}]
-    )
-    assert valid.rejections == {"out_of_time": 2}
-    assert not valid.accepted

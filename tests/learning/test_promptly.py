@@ -10,13 +10,9 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
-from llama_index.core.embeddings import MockEmbedding
-from llama_index_instrumentation import get_dispatcher
-from llama_index_instrumentation.event_handlers import BaseEventHandler
 
 from llama_index_memory_ext import CondensedMemory, MemoryStore
-from llama_index_memory_ext.store.facts import Facts
-from tests.conversation import assistant, sent_text, user
+from tests.conversation import sent_text, user
 from tests.learning.learning import Learns, learner, shown, talk
 from tests.openai_server import Message
 from tests.scripted_models import StartModel
@@ -86,47 +82,6 @@ async def test_a_turn_whose_extraction_was_cancelled_is_read_when_the_next_one_b
     await memory.aput(user("And now?"))
     await memory.facts_block.await_jobs("chat")
     assert [fact.content for fact in await memory.facts.alist()] == ["Likes tea"]
-
-
-class Hearing(BaseEventHandler):
-    @classmethod
-    def class_name(cls) -> str:
-        return "Hearing"
-
-    def handle(self, event: Any, **_: Any) -> None:
-        """Nothing to do."""
-
-
-async def test_facts_are_read_once_after_they_were_stored(
-    learns: Learns, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By the event, the embedding and the next question together; once before, to see what is known."""
-    # Beside a profile, facts are left out whose messages the record shows.
-    memory = learns(
-        embed_model=MockEmbedding(embed_dim=8),
-        profile_token_limit=0,
-        extract_every_turns=1,
-    )[0]
-    await memory.aput_messages(talk("rain"))
-    await memory.facts_block.await_jobs("chat")
-    await memory.aput(user("I like tea."))
-    await memory.aget()
-    read, reads = Facts.read, []
-
-    async def counted(self: Facts, *args: Any, **options: Any) -> Any:
-        reads.append(args)
-        return await read(self, *args, **options)
-
-    monkeypatch.setattr(Facts, "read", counted)
-    handlers = get_dispatcher().event_handlers
-    handlers.append(Hearing())
-    await memory.aput(assistant("Fine."))
-    await memory.facts_block.await_jobs("chat")
-    assert len(reads) == 2
-    await memory.aput(user("What do I like?"))
-    assert sorted(shown(sent_text(await memory.aget()))) == ["Likes rain", "Likes tea"]
-    handlers.pop()
-    assert len(reads) == 2
 
 
 async def test_a_store_that_has_just_started_learns_from_the_unread_turns_of_its_users(

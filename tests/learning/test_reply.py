@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llama_index_memory_ext.errors import FactReplyError
+from llama_index_memory_ext.learning.categories import read_category
 from llama_index_memory_ext.learning.reply import NewFact
-from tests.learning.learning import parse_reply
+from tests.learning.learning import parse_reply as facts_in
 
 TEA: dict[str, Any] = {
     "message": 1,
@@ -35,17 +36,12 @@ json_values = st.recursive(
 )
 
 
-def test_an_entry_that_only_ends_a_known_fact_is_no_new_fact() -> None:
-    reply = parse_reply(json.dumps([{"quote": "no more tea", "ends": 3}, TEA]))
-    assert contents(reply.new_facts) == ["Prefers tea"]
-    assert [(entry.number, entry.replaced_by) for entry in reply.retired] == [
-        (3, ""),
-        (3, reply.new_facts[0].label),
+def test_an_entry_that_only_ends_a_known_fact_states_nothing() -> None:
+    reply = facts_in(json.dumps([{"quote": "no more tea", "ends": 3}, TEA]))
+    assert [(entry.content, entry.ends) for entry in reply] == [
+        ("", 3),
+        ("Prefers tea", 3),
     ]
-
-
-def facts_in(text: str) -> list[NewFact]:
-    return parse_reply(text).new_facts
 
 
 def contents(facts: list[NewFact]) -> list[str]:
@@ -55,7 +51,7 @@ def contents(facts: list[NewFact]) -> list[str]:
 def test_a_reply_is_read_whole() -> None:
     """What the form leaves to the model has a default."""
     tea, cats = facts_in(json.dumps(FACTS))
-    assert (tea.message, tea.quote, tea.content) == (1, "I prefer tea", "Prefers tea")
+    assert (tea.quote, tea.content) == ("I prefer tea", "Prefers tea")
     assert (tea.category, tea.confidence, tea.ends) == ("preference", 0.8, 3)
     assert (cats.category, cats.confidence, cats.ends) == ("knowledge", 0.9, 0)
 
@@ -207,9 +203,8 @@ def test_confidence_is_read_in_the_ways_models_write_it(
 @pytest.mark.parametrize(
     "number", [None, True, -1, "-1", "one", 1.5, [], {}, "1 | 2", 10**30]
 )
-def test_what_names_no_message_and_no_fact_has_the_number_0(number: Any) -> None:
-    fact = NewFact.model_validate({"message": number, "ends": number})
-    assert (fact.message, fact.ends) == (0, 0)
+def test_what_names_no_fact_has_the_number_0(number: Any) -> None:
+    assert NewFact.model_validate({"ends": number}).ends == 0
 
 
 NOTHINGS = [
@@ -257,7 +252,7 @@ def test_a_statement_is_one_line_without_a_subject_and_says_something(
 )  # fmt: skip
 def test_a_category_is_one_of_those_that_there_are(written: Any, read: str) -> None:
     """Alternatives, copied from a form, are none."""
-    assert NewFact.model_validate({"category": written}).category == read
+    assert read_category(written) == read
 
 
 @given(bad=json_values, place=st.integers(0, 2))

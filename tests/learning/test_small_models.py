@@ -99,7 +99,9 @@ async def test_a_turn_that_is_too_long_is_clipped_further_until_it_is_read(
     await memory.sql_store.log.append(
         "chat", [user(f"I like tea. {'so ' * words}"), assistant("Fine.")], len
     )
-    await memory.abackfill()
+    # Each failure ends a backfill, and the next one reads a shorter text.
+    while (await memory.abackfill()).failed:
+        pass
     assert await contents(memory) == ["Likes tea"]
     assert (await memory.astats()).set_aside == ()
     assert 0 < len(server.refusals) < 3
@@ -141,9 +143,6 @@ LOOPS = {
     "of facts": '{"new_facts": ['
     + '{"label": "n1", "content": "Is an engineer", "category": "knowledge", "confidence": 0.9, "quote": "I am"}, '
     * 120,
-    "of brackets": '{"new_facts": [' * 1_000,
-    "of messages": '<message role="user">I am a software engineer.</message>\n' * 300,
-    "of words": "I like I like tea " * 1_000,
     "of numbered facts": '{"new_facts": ['
     + "".join(
         f'{{"content": "Has {i} cats", "confidence": 0.9, "quote": "I have {i} cats"}}, '
@@ -207,7 +206,7 @@ async def test_a_server_that_refuses_tools_is_asked_in_text_from_then_on(
         Small, lambda messages, tools: refused if tools else read
     )
     for _ in range(2):
-        assert (await ask_for_facts(llm, PROMPT))[0].retired[0].number == 2
+        assert (await ask_for_facts(llm, PROMPT))[0][0].ends == 2
     assert ["tools" in body for body in server.bodies] in (
         [True, False, False],
         [True, True, False, False],
@@ -255,5 +254,5 @@ async def test_no_words_where_a_call_was_asked_for_are_not_nothing(
     llm, server = start_client(
         Small, lambda messages, tools: say("" if tools else json.dumps(ARGUMENTS))
     )
-    assert (await ask_for_facts(llm, PROMPT))[0].retired[0].number == 2
+    assert (await ask_for_facts(llm, PROMPT))[0][0].ends == 2
     assert len(server.requests) == 2

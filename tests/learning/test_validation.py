@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llama_index_memory_ext.fact import Fact, retire
+from llama_index_memory_ext.fact import Fact
 from llama_index_memory_ext.learning.rejections import TOOL_CHECKS
-from llama_index_memory_ext.learning.reply import ExtractionReply
+from llama_index_memory_ext.learning.reply import NewFact
 from llama_index_memory_ext.learning.validation import ValidatedReply, validate_reply
 from llama_index_memory_ext.text.turns import Utterance
 
@@ -31,7 +31,7 @@ TEA = Fact(id="tea", content="Likes tea")
 PYTEST = Fact(id="pytest", content="Prefers pytest for testing", confidence=0.8)
 KNOWN = (COFFEE, TEA, PYTEST)
 # Retires the first of them.
-ENDS = {"number": 1, "quote": "No more coffee", "reason": "x"}
+ENDS = {"ends": 1, "quote": "No more coffee"}
 
 
 def new(
@@ -40,10 +40,8 @@ def new(
     return {"content": content, "quote": quote, "confidence": confidence, **fields}
 
 
-def gated(*new_facts: Any, retired: Any = (), **options: Any) -> ValidatedReply:
-    reply = ExtractionReply.model_validate(
-        {"new_facts": list(new_facts), "retired": list(retired)}
-    )
+def gated(*entries: Any, **options: Any) -> ValidatedReply:
+    reply = [NewFact.model_validate(entry) for entry in entries]
     options = {"now": NOW, **options}
     return validate_reply(
         reply, options.pop("lines", LINES), options.pop("known", KNOWN), **options
@@ -74,7 +72,6 @@ def test_a_fact_in_the_users_words_is_kept_with_all_that_is_known_about_it() -> 
             message_ids=(13,),
             quote="We moved to Berlin",
             said_as="stated",
-            about="user",
             source="\n".join(line.text for line in LINES[1:4]),
         ),
     )
@@ -311,27 +308,9 @@ def test_what_the_user_says_again_is_confirmed_once_and_surer() -> None:
     assert (outcome.confirmed, outcome.rejections) == ((), {"not_the_users_words": 1})
 
 
-def test_a_fact_that_is_true_again_is_stored_anew() -> None:
-    """It ended by a change, so the past fact is no duplicate."""
-    before = retire(Fact(content="Lives in Oslo"), "moved", NOW, by="change")
-    lines = [Utterance(1, "user", "I live in Oslo again.")]
-    again = new("Lives in Oslo", "I live in Oslo again")
-    assert kept(gated(again, lines=lines, known=[], past=[before])) == ["Lives in Oslo"]
-    # A past fact that only has a last day would come back with the same one.
-    over = Fact(content="Smokes", valid_until=date(2025, 11, 19))
-    lines = [Utterance(1, "user", "I used to smoke.")]
-    outcome = gated(
-        new("Used to smoke", "I used to smoke"),
-        lines=lines,
-        known=[],
-        past=[over.model_copy(update={"content": "Used to smoke"})],
-    )
-    assert outcome.rejections == {"duplicate": 1}
-
-
-@pytest.mark.parametrize("number", [0, -1, 4, 99])
+@pytest.mark.parametrize("number", [4, 99])
 def test_a_number_without_a_fact_retires_nothing(number: int) -> None:
-    outcome = gated(retired=[{"number": number, "reason": "wrong"}])
+    outcome = gated({"ends": number})
     assert outcome.retired == ()
     assert outcome.rejections == {"unknown_fact": 1}
 
@@ -340,20 +319,7 @@ def test_a_correction_retires_the_old_fact_and_names_the_new_one_if_there_is_one
     None
 ):
     outcome = gated(
-        new(
-            "Drinks no coffee",
-            "No more coffee for me",
-            category="correction",
-            label="n1",
-        ),
-        retired=[
-            {
-                "number": 1,
-                "reason": "stopped",
-                "replaced_by": "n1",
-                "quote": "No more coffee",
-            }
-        ],
+        new("Drinks no coffee", "No more coffee for me", category="correction", ends=1)
     )
     (entry,) = outcome.retired
     assert (entry.id, entry.retired_reason, entry.replaced_by) == (
@@ -362,32 +328,24 @@ def test_a_correction_retires_the_old_fact_and_names_the_new_one_if_there_is_one
         outcome.accepted[0].id,
     )
     assert outcome.accepted[0].category == "correction"
-    (entry,) = gated(retired=[{"number": 1, "quote": "No more coffee"}]).retired
+    (entry,) = gated(ENDS).retired
     assert (entry.id, entry.replaced_by) == ("coffee", None)
-    assert entry.retired_reason
 
 
 def test_a_retirement_needs_words_of_the_user_that_end_a_fact_that_is_not_pinned() -> (
     None
 ):
-    assert gated(retired=[{"number": 1}]).rejections == {"no_quote": 1}
-    assert gated(retired=[{"number": 1, "quote": "you like tea"}]).rejections == {
+    assert gated({"ends": 1}).rejections == {"no_quote": 1}
+    assert gated({"ends": 1, "quote": "you like tea"}).rejections == {
         "quote_not_found": 1
     }
-    assert gated(retired=[{"number": 2, "quote": "Yes"}]).rejections == {
-        "not_contradicted": 1
-    }
+    assert gated({"ends": 2, "quote": "Yes"}).rejections == {"not_contradicted": 1}
     pinned = COFFEE.model_copy(update={"pinned": True})
-    assert gated(retired=[ENDS], known=[pinned]).rejections == {"pinned": 1}
-    itself = gated(
-        new("Prefers pytest for testing", label="n1"),
-        retired=[{"number": 3, "replaced_by": "n1"}],
-    )
+    assert gated(ENDS, known=[pinned]).rejections == {"pinned": 1}
+    itself = gated(new("Prefers pytest for testing", ends=3))
     assert (itself.retired, confirmed_ids(itself)) == ((), ["pytest"])
     lines = [Utterance(1, "user", "Should I drink coffee at night?")]
-    outcome = gated(
-        retired=[{"number": 1, "quote": "drink coffee at night"}], lines=lines
-    )
+    outcome = gated({"ends": 1, "quote": "drink coffee at night"}, lines=lines)
     assert outcome.rejections == {"asked": 1}
 
 
@@ -398,9 +356,8 @@ def test_a_retirement_needs_words_of_the_user_that_end_a_fact_that_is_not_pinned
 def test_what_says_nothing_of_a_fact_does_not_end_it(said: str) -> None:
     """Nor does it with a new fact that has nothing to do with the old one."""
     lines = [Utterance(1, "user", said)]
-    for facts in ([], [new(said, said, label="n1")]):
-        gone = [{"number": 2, "quote": said, "replaced_by": "n1" if facts else ""}]
-        assert gated(*facts, retired=gone, lines=lines).retired == ()
+    for entry in ({"quote": said, "ends": 2}, new(said, said, ends=2)):
+        assert gated(entry, lines=lines).retired == ()
 
 
 @pytest.mark.parametrize(
@@ -416,64 +373,34 @@ def test_what_says_nothing_of_a_fact_does_not_end_it(said: str) -> None:
 def test_a_change_ends_a_fact_in_other_words(said: str, old: str, instead: str) -> None:
     """What the user says of themselves, or a new fact with a word of the old one."""
     lines, known = [Utterance(1, "user", said)], [Fact(id="old", content=old)]
-    gone = [{"number": 1, "quote": said, "replaced_by": "n1" if instead else ""}]
-    facts = [new(instead, said, label="n1")] if instead else []
-    assert [
-        entry.id
-        for entry in gated(*facts, retired=gone, lines=lines, known=known).retired
-    ] == ["old"]
+    entry = new(instead, said, ends=1)
+    assert [fact.id for fact in gated(entry, lines=lines, known=known).retired] == [
+        "old"
+    ]
 
 
 def test_a_fact_ends_also_where_what_is_true_instead_was_rejected() -> None:
-    outcome = gated(
-        new("Moved 9 times", "I sold my house", label="n1"),
-        retired=[
-            {
-                "number": 1,
-                "replaced_by": "n1",
-                "quote": "No more coffee",
-                "reason": "stopped",
-            }
-        ],
-    )
+    outcome = gated(new("Has coffee: none", "No more coffee", 0.1, ends=1))
     (entry,) = outcome.retired
-    assert (entry.retired_reason, entry.replaced_by) == (
-        "The user said that it is true no longer. What is true instead was not stored.",
-        None,
-    )
-    assert outcome.rejections == {"quote_not_found": 1}
+    assert entry.replaced_by is None
+    assert outcome.rejections == {"low_confidence": 1}
 
 
 def test_a_replacement_that_is_known_already_stands() -> None:
     outcome = gated(
-        new("Prefers pytest for testing", label="n1"),
-        retired=[{**ENDS, "replaced_by": "n1"}],
+        new("Prefers pytest for testing", "I prefer pytest for testing", ends=2)
     )
+    assert outcome.rejections == {"duplicate": 1, "not_contradicted": 1}
+    said = [Utterance(1, "user", "I prefer pytest for testing, no coffee.")]
+    outcome = gated(new("Prefers pytest for testing", said[0].text, ends=1), lines=said)
     assert [(entry.id, entry.replaced_by) for entry in outcome.retired] == [
         ("coffee", "pytest")
     ]
     assert confirmed_ids(outcome) == ["pytest"]
 
 
-def test_a_label_stands_for_the_first_fact_that_has_it_or_for_none() -> None:
-    """Else a retirement would be joined to a fact that it does not mean."""
-    both = [
-        new("Has 9 tests", "I have tests", label="n1"),
-        new("Prefers pytest", label="n1"),
-    ]
-    assert (
-        gated(*both, retired=[{**ENDS, "replaced_by": "n1"}]).retired[0].replaced_by
-        is None
-    )
-    outcome = gated(*reversed(both), retired=[{**ENDS, "replaced_by": "n1"}])
-    assert outcome.retired[0].replaced_by == outcome.accepted[0].id
-
-
 def test_a_fact_is_retired_once_and_then_not_confirmed() -> None:
-    outcome = gated(
-        new(KNOWN[0].content, "No more coffee for me", label="n1"),
-        retired=[{**ENDS, "reason": "a"}, {**ENDS, "reason": "b"}],
-    )
+    outcome = gated(new(KNOWN[0].content, "No more coffee for me", ends=1), ENDS)
     assert [entry.id for entry in outcome.retired] == ["coffee"]
     assert outcome.confirmed == ()
     assert kept(outcome) == ["No more coffee for me."]
@@ -482,12 +409,9 @@ def test_a_fact_is_retired_once_and_then_not_confirmed() -> None:
 
 def test_results_show_no_words_of_the_user() -> None:
     """They may end up in a log; the reasons are fit for it."""
-    outcome = gated(
-        new("Has a sister named Eve", quote="My sister Eve"),
-        retired=[{**ENDS, "reason": "hates the taste"}],
-    )
+    outcome = gated(new("Has a sister named Eve", quote="My sister Eve"), ENDS)
     assert "Eve" not in repr(outcome)
-    assert "taste" not in repr(outcome)
+    assert "coffee" not in repr(outcome)
     assert "quote_not_found" in repr(outcome)
 
 
@@ -497,40 +421,36 @@ words = st.sampled_from(
 )  # fmt: skip
 texts = st.lists(words, max_size=6).map(" ".join) | st.text(max_size=10)
 entries = st.fixed_dictionaries(
-    {"content": texts, "quote": texts, "confidence": st.floats(0, 1)},
-    optional={"label": st.sampled_from(["n1", "n2"]), "category": st.text(max_size=5)},
-)
-retirements = st.fixed_dictionaries(
     {
-        "number": st.integers(-1, 5),
-        "replaced_by": st.sampled_from(["", "n1", "n2", "n9"]),
-        "quote": texts | st.just(""),
-    }
+        "content": texts,
+        "quote": texts,
+        "confidence": st.floats(0, 1),
+        "ends": st.integers(0, 5),
+    },
 )
 
 
-@given(st.lists(entries, max_size=4), st.lists(retirements, max_size=4))
-def test_whatever_the_reply(new_facts: list[Any], retired: list[Any]) -> None:
+@given(st.lists(entries, max_size=6))
+def test_whatever_the_reply(reply: list[Any]) -> None:
     """Only named facts are touched, each in one way, replacements exist, and every entry is accounted for."""
-    outcome = gated(*new_facts, retired=retired)
-    ids = {fact.id for fact in outcome.accepted}
-    named = {
-        KNOWN[number - 1].id
-        for number in (entry["number"] for entry in retired)
-        if 1 <= number <= len(KNOWN)
-    }
+    outcome = gated(*reply)
+    ids = {fact.id for fact in (*outcome.accepted, *KNOWN)}
+    numbers = [entry["ends"] for entry in reply if entry["ends"]]
     gone = [entry.id for entry in outcome.retired]
-    assert set(gone) <= named
+    assert set(gone) <= {
+        KNOWN[number - 1].id for number in numbers if number <= len(KNOWN)
+    }
     assert len(set(gone)) == len(gone)
-    assert {entry.replaced_by for entry in outcome.retired} <= ids | {
-        fact.id for fact in KNOWN
-    } | {None}
+    assert {entry.replaced_by for entry in outcome.retired} <= ids | {None}
     assert not set(gone) & set(confirmed_ids(outcome))
     assert all(
         fact.confidence >= 0.7 and fact.message_ids and fact.quote
         for fact in outcome.accepted
     )
-    of_new_facts = gated(*new_facts).rejected
-    of_both = outcome.rejected
-    assert len(new_facts) == len(outcome.accepted) + len(of_new_facts)
-    assert len(retired) == len(gone) + len(of_both) - len(of_new_facts)
+    states = sum(
+        bool(NewFact.model_validate(entry).content) or not entry["ends"]
+        for entry in reply
+    )
+    assert states + len(numbers) == len(outcome.accepted) + len(gone) + len(
+        outcome.rejected
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
@@ -154,25 +153,6 @@ async def test_blocks_in_a_plain_memory_read_what_no_record_shows(
 
 
 # ---- when another session asks -------------------------------------------------------------------------
-
-
-async def test_a_session_that_begins_or_asks_knows_what_was_said_elsewhere(
-    any_database_uri: str | None, start_model: StartModel
-) -> None:
-    """Both sessions stay open; the words of one are learned before the other is answered."""
-    llm, server = start_model(learner)
-    store = MemoryStore(any_database_uri)
-    options: dict[str, Any] = {"user_id": "ann", "llm": llm, "chat_store": store}
-    monday = CondensedMemory.from_defaults("monday", **options, wait_for_facts=60)
-    friday = CondensedMemory.from_defaults("friday", **options, wait_for_facts=60)
-    facts = []
-    for word in ("tea", "rain"):
-        await monday.aput_messages(talk(word))
-        facts.append(f"Likes {word}")
-        assert sorted(await answer_of(friday, "What do I like?")) == sorted(facts)
-        await friday.aput(assistant("Fine."))
-    assert [batch for batch in likes(server.requests) if batch] == [["tea"], ["rain"]]
-    await store.aclose()
 
 
 async def test_a_question_put_with_an_earlier_answer_is_read_with_its_own_answer(
@@ -446,15 +426,3 @@ async def test_events_count_all_tokens_of_failed_answers(
     # A turn of a model that was understood before is tried again at once.
     failed = listener.of(ExtractionFailedEvent)
     assert [event.prompt_tokens for event in failed] == [4, 2] * (words[0] == "wine")
-
-
-async def test_a_memory_that_is_dropped_takes_its_timer_with_the_store(
-    learns: Learns,
-) -> None:
-    memory = learns()[0]
-    await memory.aput_messages(talk("tea"))
-    del memory
-    gc.collect()
-    again = learns()[0]
-    await again.aclose()
-    assert await contents(again) == ["Likes tea"]

@@ -84,17 +84,6 @@ async def test_a_store_that_was_lent_is_closed_by_whoever_has_opened_it() -> Non
     await memory.aclose()
 
 
-async def test_a_database_in_memory_with_a_name_may_have_others_who_use_it() -> None:
-    uri = "sqlite+aiosqlite:///file:shared_by_name?mode=memory&cache=shared&uri=true"
-    one, other = (open_one(async_database_uri=uri) for _ in range(2))
-    await one.aput(user("I like tea."))
-    await other.aput(user("And coffee."))
-    await one.aclose()
-    assert len(await one.aget_all()) == 2
-    await one.aclose()
-    await other.aclose()
-
-
 async def test_the_private_stores_of_blocks_are_gone_with_them(
     open_plain_memory: OpenPlainMemory,
 ) -> None:

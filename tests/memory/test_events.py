@@ -207,8 +207,7 @@ async def test_an_extraction_tells_what_became_of_which_fact(
         await memory.aput_messages([user("Take a guess where I live.")])
         await memory.aflush()
         facts = {
-            fact.content: fact.id
-            for fact in await memory.facts.alist(with_retired=True)
+            fact.content: fact.id for fact in await memory.facts.alist(state="all")
         }
         rejections = memory.facts_block.rejections
     events = heard.of(FactsExtractedEvent)

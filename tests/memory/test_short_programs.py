@@ -248,6 +248,26 @@ async def test_a_memory_that_keeps_its_turns_to_itself_is_told_what_to_set(
             await each.aclose()
 
 
+@pytest.mark.parametrize("kind", [CondensedMemoryBlock, RelevantFactsBlock])
+async def test_a_flush_of_a_block_that_was_given_no_turn_says_what_to_set(
+    kind: type[CondensedMemoryBlock | RelevantFactsBlock],
+    open_plain_memory: OpenPlainMemory,
+    start_model: StartModel,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """After one turn too: a program that waits for facts would wait for nothing."""
+    llm, server = start_model(learner)
+    block = kind(name=f"flushed_{kind.__name__}", llm=llm)
+    memory = open_plain_memory(block, chat_history_token_ratio=0.7)
+    await memory.aput(user("I like tea."))
+    await memory.aget()
+    await memory.aput(assistant("Fine."))
+    await block.aflush()
+    assert server.requests == []
+    assert f"Block '{block.name}' was given no turn yet" in caplog.text
+    await block.aclose()
+
+
 # ---- a memory that no run was given -------------------------------------------------------------------
 
 

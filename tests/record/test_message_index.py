@@ -425,38 +425,6 @@ def test_rows_in_pieces_give_the_same_answers_as_all_at_once(
 
 
 @settings(max_examples=60)
-@given(talk=talks, indexed=st.integers(0, 8), added=st.integers(1, 12))
-@example(
-    talk=[
-        user("hail"),
-        calling(("c", "look", {})),
-        result("c", "Lisbon"),
-        result("d", "tea"),
-        user("Bye."),
-    ],
-    indexed=3,
-    added=1,
-)
-def test_rows_that_are_indexed_for_a_while_leave_nothing_behind(
-    talk: list[ChatMessage], indexed: int, added: int
-) -> None:
-    rows = rows_of(*talk)
-    index = index_of(rows[:indexed])
-
-    def assert_same(expected: MessageIndex) -> None:
-        for question in QUESTIONS:
-            assert index.ranked(question) == expected.ranked(question)
-        assert index.turns == expected.turns
-        assert index.newest == expected.newest
-
-    with index.extended(rows[indexed : indexed + added]):
-        assert_same(index_of(rows[: indexed + added]))
-    assert_same(index_of(rows[:indexed]))
-    index.add(rows)
-    assert_same(index_of(rows))
-
-
-@settings(max_examples=60)
 @given(
     talk=talks,
     limit=st.integers(0, 400),

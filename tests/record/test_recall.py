@@ -21,7 +21,6 @@ from llama_index_memory_ext import (
     TokenCounter,
 )
 from llama_index_memory_ext.events import MemoryFailure, failure_handler
-from llama_index_memory_ext.record import recall
 from llama_index_memory_ext.record.reader import RecordReader
 from llama_index_memory_ext.record.recall import MessageSearch, RecalledMessages
 from llama_index_memory_ext.text.limits import Limits
@@ -584,24 +583,3 @@ async def test_a_long_log_is_found_whole_after_a_restart(
     assert ("tool", "a hailstorm") in recalled(
         sent_text(await memory.aget(input="Was there a hailstorm?"))
     )
-
-
-async def test_a_new_process_finds_the_newest_messages_before_it_has_read_the_older_ones(
-    open_memory: OpenMemory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first question waits for the newest rows alone, and a later one finds the oldest message, too."""
-    monkeypatch.setattr(recall, "_FIRST_ROWS", 60)
-    filler = [user(FILLER.format(i)) for i in range(40)]
-    first = open_memory(**SMALL)
-    await first.aput_messages([user(CAROLINE[1]), *filler, *filler])
-    await first.aput_messages([user("My uncle collects stamps."), *filler])
-    memory = open_memory(**SMALL)
-    question = "Who collects stamps? What does Caroline breed?"
-    shown = recalled(sent_text(await memory.aget(input=question)))
-    assert ("user", "My uncle collects stamps.") in shown
-    assert CAROLINE not in shown
-    await memory.aput_messages([user("My aunt collects coins."), *filler])
-    await memory.condensed_block.await_jobs("chat")
-    shown = recalled(sent_text(await memory.aget(input=f"{question} And coins?")))
-    assert {CAROLINE, ("user", "My uncle collects stamps.")} < set(shown)
-    assert ("user", "My aunt collects coins.") in shown

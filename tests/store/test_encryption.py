@@ -27,7 +27,6 @@ from llama_index_memory_ext import (
     SettingError,
 )
 from llama_index_memory_ext.store.log import insert_messages
-from llama_index_memory_ext.store.marks import encrypt_within
 from llama_index_memory_ext.store.vectors import KeptVectors
 from tests.conversation import assistant, calling, result, sent_text, user
 from tests.databases import OpenStore, ask
@@ -181,45 +180,6 @@ async def test_no_text_is_in_the_database(
     assert all(digest.startswith('{"$encrypted":') for digest in vectors)
     vectors = await ask(uri, "SELECT vector FROM llama_index_memory_embeddings")
     assert all(vector.startswith(b'{"$encrypted":') for vector in vectors)
-
-
-async def test_everything_is_found_as_without_a_key(
-    uri: str, open_store: OpenStore
-) -> None:
-    shown: list[str] = []
-    for store in (open_store(None), open_store(uri, encryption_key=KEY)):
-        memory = memory_on(
-            store, max_messages=8, keep_messages=4, embed_model=Meanings()
-        )
-        for number in range(12):
-            await memory.aput_messages(
-                [user(f"I saw a {CANARIES[number]}."), assistant("Where?")]
-            )
-            await memory.aget()
-        await memory.facts.aadd("Has a doggo")
-        await memory.aput(user(f"Where was {CANARIES[2]}, and the wauwau?"))
-        shown.append(sent_text(await memory.aget()))
-        found = await memory.asearch("doggo")
-        shown[-1] += f"{[ranked.fact.content for ranked in found.facts]}"
-    assert shown[0] == shown[1]
-    assert CANARIES[2] in shown[1].partition("<earlier")[2]
-
-
-async def test_vectors_are_read_and_not_made_again(
-    database_uri: str, open_store: OpenStore
-) -> None:
-    for _ in range(2):
-        model = Meanings()
-        store = open_store(database_uri, encryption_key=KEY)
-        memory = memory_on(store, embed_model=model)
-        if not await memory.facts.alist():
-            await memory.facts.aadd("Has a doggo")
-        await memory.aput(user("Where is my wauwau?"))
-        await memory.aget()
-        await memory.facts_block.finish()
-        assert "doggo" in sent_text(await memory.aget())
-        await store.aclose()
-    assert not any("doggo" in text for text in model.asked)
 
 
 WRONG = {
@@ -536,18 +496,6 @@ async def test_rows_that_change_while_a_session_is_encrypted_keep_the_change(
     assert texts == ["New words."]
 
 
-async def test_to_encrypt_a_session_that_was_deleted_meanwhile_makes_nothing(
-    uri: str, open_store: OpenStore
-) -> None:
-    store = open_store(uri, encryption_key=KEY)
-    await store.get_keys()
-    before = await table_rows(uri)
-    for key, namespace in (("gone", None), (None, "gone")):
-        place = {"key": key, "namespace": namespace, "vectors": "gone"}
-        await store.database.run(encrypt_within, place)
-    assert await table_rows(uri) == before
-
-
 async def test_no_two_equal_texts_are_stored_alike(
     uri: str, open_store: OpenStore
 ) -> None:
@@ -648,39 +596,6 @@ async def test_a_lent_engine_is_encrypted_too(uri: str, open_store: OpenStore) -
         await memory_on(one).aput_messages([user("Mine."), assistant("Fine.")])
         assert (await one.get_messages("chat", None))[0].content == "Mine."
     assert (await store.get_messages("chat", None))[0].content == "Mine."
-
-
-WRITER = """
-import asyncio, sys
-from llama_index_memory_ext import MemoryStore
-from llama_index.core.llms import ChatMessage
-
-async def main(uri, name, *keys):
-    store = MemoryStore(uri, encryption_key=list(keys))
-    for number in range(20):
-        await store.add_message("chat", ChatMessage(f"{name} {number}"))
-        if number % 5 == 0:
-            await store.aencrypt(vacuum=False)
-    await store.aclose()
-
-asyncio.run(main(*sys.argv[1:]))
-"""
-
-
-async def test_two_processes_write_and_rotate_at_the_same_time(
-    uri: str, open_store: OpenStore
-) -> None:
-    """Both know both keys; which one is the newest is not the same for both."""
-    done = await asyncio.gather(
-        asyncio.to_thread(run_forked, WRITER, uri, "one", KEY, OTHER_KEY),
-        asyncio.to_thread(run_forked, WRITER, uri, "two", OTHER_KEY, KEY),
-    )
-    assert [(one.returncode, one.stderr) for one in done] == [(0, "")] * 2
-    store = open_store(uri, encryption_key=[KEY, OTHER_KEY])
-    messages = await store.get_messages("chat", None)
-    expected = {f"{name} {number}" for name in ("one", "two") for number in range(20)}
-    assert {message.content for message in messages} == expected
-    assert len(messages) == 40
 
 
 async def test_a_background_job_does_not_pass_rows_that_it_cannot_read(

@@ -21,8 +21,7 @@ from tests.forked import python_command, run_forked
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 
 BEGIN = """
-import asyncio, gc, multiprocessing, os, signal, sys, threading, warnings
-from concurrent.futures import ProcessPoolExecutor
+import asyncio, gc, os, signal, sys, threading, warnings
 from llama_index.core.llms import ChatMessage
 from llama_index_memory_ext import CondensedMemory, MemoryStore, StoreError
 
@@ -183,24 +182,6 @@ print(os.waitpid(child, 0)[1], len(memory.get_all()))
 
 def test_a_child_has_a_copy_of_a_database_in_memory_and_the_parent_keeps_it() -> None:
     assert run(IN_MEMORY, None) == "0 101\n"
-
-
-PROCESSES = """
-memory.put(note("before"))
-context = multiprocessing.get_context(sys.argv[2])
-with ProcessPoolExecutor(1, mp_context=context) as pool:
-    results = [pool.submit(memory.put, note("process")) for _ in range(3)]
-    memory.put(note("parent"))
-    memory.close()
-    for result in results:
-        result.result()
-"""
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-async def test_processes_of_a_pool_lose_nothing(database_uri: str, method: str) -> None:
-    await asyncio.to_thread(run, PROCESSES, database_uri, method)
-    assert await count(database_uri) == 5
 
 
 LONG_CALL = """

@@ -29,6 +29,7 @@ WHOLE_TABLE = {
     "store/sessions.py _SELECT_KEYS": EVERY_SESSION,
     "store/sessions.py _SELECT_SESSIONS": EVERY_SESSION,
     "store/sessions.py _SELECT_OWNERS": EVERY_SESSION,
+    "store/deletion.py SELECT_DUE": EVERY_SESSION,
     "store/facts.py _COUNT_FACTS": "lists all users, for an operator",
     "store/marks.py SELECT_PLACES": "lists all rows that are to be encrypted",
     "store/versions.py _SELECT_VERSION": "its table has one row",

@@ -157,7 +157,7 @@ async def test_processes_share_a_session_and_a_user(postgres_uri: str) -> None:
 
     uses = re.findall(r"I (use) (\w+)", str(rows))
     likes = set(re.findall(r"I (like) (\w+)", str(rows)))
-    facts = await one.facts.alist(with_retired=True)
+    facts = await one.facts.alist(state="all")
     assert sorted(fact.content for fact in facts) == sorted(
         f"{verb.title()}s {what}" for verb, what in [*uses, *likes]
     )

@@ -1,9 +1,8 @@
-"""What becomes of threads and connections where a process is forked, ends, or may not write."""
+"""What becomes of threads and connections where a process ends, or may not write."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
 from contextlib import aclosing
 from pathlib import Path
@@ -16,35 +15,6 @@ from tests.forked import python_command
 from tests.store.frozen import OwnServer, own_server
 
 __all__ = ["own_server"]
-
-FORKED = """
-import os, sys
-from llama_index.core.llms import ChatMessage
-from llama_index_memory_ext import CondensedMemory
-
-uri, before = sys.argv[1] or None, sys.argv[2] == "used before"
-# A question without an answer is warned of.
-def note(text):
-    return ChatMessage(text, role="assistant")
-
-memory = CondensedMemory.from_defaults("chat", async_database_uri=uri, extract_facts=False)
-if before:
-    memory.put(note("before"))
-children = []
-for i in range(3):
-    child = os.fork()
-    if child == 0:
-        for k in range(5):
-            memory.put(note(f"child {i} {k}"))
-            memory.get()
-        print(len(memory.get_all()), flush=True)
-        os._exit(0)
-    children.append(child)
-    memory.put(note(f"parent {i}"))
-assert all(os.waitpid(child, 0)[1] == 0 for child in children)
-print("parent", len(memory.get_all()), flush=True)
-memory.close()
-"""
 
 
 def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -60,29 +30,6 @@ def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     ]
     return subprocess.run(
         command, capture_output=True, text=True, timeout=120, check=False
-    )
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
-@pytest.mark.parametrize(
-    ("any_database_uri", "when"),
-    [
-        ("memory", "used before"),
-        ("file", "not used before"),
-        ("file", "used before"),
-        ("postgres", "used before"),
-    ],
-    indirect=["any_database_uri"],
-)
-def test_children_of_a_fork_and_their_parent_go_on(
-    any_database_uri: str | None, when: str
-) -> None:
-    """As in prefork servers. A database in memory is copied."""
-    done = run(FORKED, any_database_uri or "", when)
-    assert (done.returncode, done.stderr) == (0, "")
-    counted = int(done.stdout.split()[-1])
-    assert counted == 3 + (when == "used before") + (
-        0 if any_database_uri is None else 15
     )
 
 
@@ -156,7 +103,7 @@ async def test_a_frozen_server_does_not_hold_up_the_end_of_the_program(
             assert await asyncio.to_thread(process.wait, 60) == 0
 
 
-async def test_a_memory_that_has_only_read_closes_a_database_that_may_only_be_read(
+async def test_a_memory_reads_a_database_that_may_only_be_read_and_a_write_says_so(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "memory.db"
@@ -164,21 +111,21 @@ async def test_a_memory_that_has_only_read_closes_a_database_that_may_only_be_re
         "chat", async_database_uri=f"sqlite:///{file}", extract_facts=False
     ) as memory:
         await memory.aput_messages([user("one"), assistant("two")])
-    uri = f"sqlite:///file:{file}?mode=ro&uri=true"
+    store = MemoryStore(f"sqlite:///{file}")
+    reader = store.read_only()
     async with CondensedMemory.from_defaults(
-        "chat", async_database_uri=uri, extract_facts=False
+        "chat", chat_store=reader, extract_facts=False
     ) as memory:
         assert record(sent_text(await memory.aget()))[-1] == ("assistant", "two")
-    assert memory.sql_store.database.engine is None
     with pytest.raises(
         StoreError,
         match=r"has refused append_messages: attempt to write a readonly database\. .*who may",
     ):
         async with CondensedMemory.from_defaults(
-            "chat", async_database_uri=uri, extract_facts=False
+            "chat", chat_store=reader, extract_facts=False
         ) as memory:
             await memory.aput(user("three"))
-    assert memory.sql_store.database.engine is None
+    await reader.aclose()
 
 
 async def test_a_full_disk_refuses_a_call_says_what_it_needs_and_loses_nothing(

@@ -13,7 +13,7 @@ from llama_index_memory_ext import CondensedMemory, MemoryStore, SettingError
 from llama_index_memory_ext.store.transaction import Transaction
 from tests.conversation import assistant, calling, record, result, sent_text, user
 from tests.databases import OpenStore
-from tests.learning.learning import contents, learner, likes
+from tests.learning.learning import learner, likes
 from tests.openai_server import Message, say
 from tests.scripted_models import StartModel
 from tests.search.test_embeddings import Meanings
@@ -252,26 +252,6 @@ async def test_unread_messages_stay_until_they_are_read_or_named(
     }
     await memory.aflush()
     assert likes(server.requests) == [["tea"], ["milk"]]
-    await memory.facts_block.aclose()
-
-
-async def test_what_was_read_is_not_read_again(
-    store: MemoryStore, start_model: StartModel
-) -> None:
-    llm, server = start_model(learner)
-    memory = on(store, llm=llm)
-    await memory.aput_messages(talk("tea", "milk", "rain"))
-    await memory.aflush()
-    assert (await store.aretain(messages=2))["messages"] == 4
-    await memory.aput_messages(talk("snow"))
-    await memory.aflush()
-    assert likes(server.requests) == [["tea", "milk", "rain"], ["snow"]]
-    assert await contents(memory) == [
-        "Likes milk",
-        "Likes rain",
-        "Likes snow",
-        "Likes tea",
-    ]
     await memory.facts_block.aclose()
 
 

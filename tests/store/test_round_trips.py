@@ -6,11 +6,9 @@ import asyncio
 from contextlib import closing
 from typing import Any
 
-import pytest
 from sqlalchemy import event
 
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore
-from llama_index_memory_ext.store.rows import SessionAccess
 from tests.conversation import assistant, record, sent_text, user
 from tests.databases import OpenStore, ask
 
@@ -48,33 +46,6 @@ async def test_a_turn_takes_few_statements(
     assert counts[-4:] == [6, 1, 1, 4]
     assert record(sent_text(await memory.aget()))[-1] == ("assistant", "Fine.")
     assert await connections_to(postgres_uri) == 1
-
-
-async def test_whose_a_session_is_stays_known_when_it_was_replaced_or_forgotten(
-    postgres_uri: str, open_store: OpenStore
-) -> None:
-    """It is written again where another process has deleted it, though mostly it is only written once."""
-    store, other = open_store(postgres_uri), open_store(postgres_uri)
-    reader: dict[str, Any]
-    reader, said = (
-        {"access": SessionAccess("ann"), "readers": ["facts"]},
-        [user("hello")],
-    )
-    await store.log.append("chat", said, None, **reader)
-    with pytest.raises(ZeroDivisionError):
-        await store.log.append("new", said, lambda queue: 1 // 0, **reader)
-    await store.log.append("new", said, None, **reader)
-    await store.log.append("chat", said, None, replace=True, **reader)
-    assert sorted(await other.readers.sessions_of_reader("facts", pending=True)) == [
-        "chat",
-        "new",
-    ]
-    await other.forget_user("ann", vacuum=False)
-    await store.log.append("chat", said, None, **reader)
-    assert await other.readers.sessions_of_reader("facts", pending=True) == ["chat"]
-    await other.set_messages("chat", said)
-    await store.log.append("chat", said, None, **reader)
-    assert await other.readers.sessions_of_reader("facts", pending=True) == ["chat"]
 
 
 async def test_what_others_have_changed_is_seen_in_the_next_prompt(

@@ -140,9 +140,7 @@ async def test_a_newer_database_or_one_from_before_the_first_release_is_refused_
     assert contents(tmp_path) == files
 
 
-@pytest.mark.parametrize(
-    "place", ["/{}/memory.db", "/{}/no/memory.db", "/file:{}/memory.db?uri=true"]
-)
+@pytest.mark.parametrize("place", ["/{}/memory.db", "/{}/no/memory.db"])
 async def test_asking_for_the_version_of_a_file_that_is_not_there_makes_none(
     tmp_path: Path, place: str
 ) -> None:

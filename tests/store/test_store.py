@@ -88,6 +88,15 @@ async def test_appending_moves_the_planned_messages_into_the_log(
     assert await read(store) == ["one", "two", "three"]
 
 
+async def test_archived_messages_move_the_active_ones_before_them_into_the_log(
+    store: MemoryStore,
+) -> None:
+    """Otherwise a reader that has passed the later row would not read the earlier one."""
+    await store.add_message("chat", user("one"))
+    await store.add_message("chat", user("two"), MessageStatus.ARCHIVED)
+    assert await read(store) == ["one", "two"]
+
+
 async def test_a_reader_is_given_what_it_has_not_seen(store: MemoryStore) -> None:
     """In pages, from the newest row backwards."""
     await store.add_messages(
@@ -288,6 +297,7 @@ NO_ADDRESS = "must be a SQLAlchemy address such as 'sqlite:///memory.db'"
         ("sqlite:chat.db", NO_ADDRESS),
         ("sqlite+aiosqlite:/data/chat.db", NO_ADDRESS),
         ("sqlite://chat.db", NO_ADDRESS),
+        ("sqlite:///file:chat.db?uri=true", NO_ADDRESS),
         ("", NO_ADDRESS),
         ("password=hunter2 dbname=z.db", NO_ADDRESS),
         ("postgresql://me:hunt@er2@host/db", NO_ADDRESS),

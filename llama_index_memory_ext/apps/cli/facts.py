@@ -38,6 +38,8 @@ _WorkOnFacts: TypeAlias = Callable[..., Awaitable[Output]]
 
 # The characters of an id in a table; --json has all of them.
 _ID_CHARACTERS = 8
+# The most words in common that a row shows.
+_MOST_WORDS = 5
 # A warning for each deletion of a fact.
 WORDS_STAY = "The messages with its words stay in their session: `forget --session ID` deletes a session."
 _Question = Annotated[
@@ -239,7 +241,7 @@ async def explain(memory: "CondensedMemory", question: _Question) -> Output:
 
 async def _with_unread(memory: "CondensedMemory", output: Output) -> Output:
     """Return an output that says how many messages are unread: a command has no model to learn from them."""
-    count = await memory.facts_block.learning.count_unread(memory.session_id)
+    count = await memory.facts_block.count_unread(memory.session_id)
     if not count:
         return output
     messages = pluralize(count, "message")
@@ -432,8 +434,9 @@ def explanation_table(explanation: Any, owner: str) -> RenderableType:
         if explained.injected:
             reason = f"yes: {reason}"
         content = _content(explained.fact)
-        if explained.words:
-            content += f" (in common: {one_line(explained.words)})"
+        if explained.matched:
+            words = ", ".join(explained.matched[:_MOST_WORDS])
+            content += f" (in common: {one_line(words)})"
         score = f"{explained.score:.2f}"
         similarity = f"{explained.similarity:.2f}"
         fact_id = explained.fact.id[:_ID_CHARACTERS]

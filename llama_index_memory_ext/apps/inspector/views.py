@@ -193,7 +193,7 @@ class Views:
         )
         facts_block = memory.facts_block.belong_to(user)
         return {
-            "unread": await facts_block.learning.count_unread(memory.session_id),
+            "unread": await facts_block.count_unread(memory.session_id),
             "user": user,
             "chosen": chosen,
             "q": part,
