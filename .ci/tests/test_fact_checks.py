@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 
 import pytest
 
-from llama_index_memory_ext.learning.reply import ExtractionReply
+from llama_index_memory_ext.learning.reply import NewFact
 from llama_index_memory_ext.learning.validation import ValidatedReply, validate_reply
 from llama_index_memory_ext.text.turns import Utterance
 from tests.pages import PAGES
@@ -19,7 +19,7 @@ PAGE = PAGES["fact-checks.md"]
 def check(said: str, content: str, quote: str) -> ValidatedReply:
     """Check one reported fact against one message of the user."""
     fact = {"content": content, "quote": quote, "confidence": 0.9}
-    reply = ExtractionReply.model_validate({"new_facts": [fact]})
+    reply = [NewFact.model_validate(fact)]
     now = datetime(2026, 11, 20, tzinfo=timezone.utc)
     return validate_reply(reply, (Utterance(1, "user", said),), (), now=now)
 
