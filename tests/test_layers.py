@@ -305,7 +305,6 @@ LOADED_WITH_THE_PRESET = {
     "background": "jobs locks loop recent threads",
     "blocks": "facts learning log_end record",
     "facts": "book filters history ranking user_facts",
-    "formats": "layouts",
     "learning": "categories",
     "memory": "condensed_memory fields prompt search settings template writing",
     "models": "ask local_embeddings",

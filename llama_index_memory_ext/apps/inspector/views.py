@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import tzinfo
 
-    from llama_index_memory_ext import MemoryStore, PromptPreview, SessionInfo
+    from llama_index_memory_ext import MemoryStore, PromptPreview
 
 PAGE_ROWS = 50
 # No page has this number: the last page is the nearest.
 _LAST_PAGE = 10**9
 # The newest messages of a report; a browser needs too long for more.
 MOST_MESSAGES = 2_000
-_FACT_FILTERS = ("state", "category", "tag", "day")
+_FACT_FILTERS = ("state", "category", "tag")
 # The values that a template shows, by name.
 Context = dict[str, Any]
 
@@ -114,18 +114,22 @@ class Views:
     async def users(self, query: Mapping[str, str]) -> Context:
         """Return the users by name, each with its sessions and facts and its last message."""
         facts = await self.store.count_facts()
-        sessions: dict[str, list[SessionInfo]] = {name: [] for name in facts}
+        sessions = Counter[str]()
+        last_times: dict[str, datetime | None] = {}
         for info in await self.store.sessions():
+            sessions.update(info.namespaces)
             for name in info.namespaces:
-                sessions.setdefault(name, []).append(info)
+                last_times.setdefault(name, info.last_at)
         part = query.get("q", "")
-        names = [name for name in sessions if _is_in(part, display_name(name))]
+        names = [
+            name for name in {**facts, **sessions} if _is_in(part, display_name(name))
+        ]
         names.sort(key=display_name)
         page = ListPage.of(query.get("page", ""), len(names))
-        rows = []
-        for name in page.cut(names):
-            of_user = sessions[name]
-            rows.append((name, len(of_user), facts.get(name, 0), of_user[:1]))
+        rows = [
+            (name, sessions[name], facts.get(name, 0), last_times.get(name))
+            for name in page.cut(names)
+        ]
         return {"users": rows, "page": page, "q": part}
 
     async def session(self, query: Mapping[str, str]) -> Context:
@@ -162,12 +166,11 @@ class Views:
         return {**session, "page": page, "messages": rows, "q": part, "places": places}
 
     async def facts(self, query: Mapping[str, str]) -> Context:
-        """Return the facts of a user, the newest first; state, category, tag and day leave out other facts."""
+        """Return the facts of a user, the newest first; state, category and tag leave out other facts."""
         user = query.get("user", "")
         part = query.get("q", "")
         chosen = {name: query[name] for name in _FACT_FILTERS if query.get(name)}
         stored = await FactBook(self.store, user, scope="all").alist(state="all")
-        zone = zone_of(self.limits)
         counts = {name: Counter[str]() for name in _FACT_FILTERS}
         matching_facts = []
         for fact in stored:
@@ -176,7 +179,6 @@ class Views:
                 "state": [entry.state],
                 "category": [fact.category],
                 "tag": fact.tags,
-                "day": [f"{fact.created_at.astimezone(zone):%Y-%m-%d}"],
             }
             for name in _FACT_FILTERS:
                 counts[name].update(values[name])
