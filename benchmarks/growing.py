@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from datetime import datetime, timezone
 from functools import partial
 
@@ -27,24 +27,18 @@ from benchmarks.report import Measure, Promise, Series, publish
 from benchmarks.scores import BUDGETS, Recall, found_within, recall_of, shares_of
 from llama_index_memory_ext.blocks.facts import RelevantFactsBlock
 from llama_index_memory_ext.fact import (
-    CONFIDENCE_WEIGHT,
     RECENCY_WEIGHT,
-    SIMILARITY_WEIGHT,
     Fact,
 )
-from llama_index_memory_ext.facts.ranking import document_of, rank
+from llama_index_memory_ext.facts.ranking import Weights, document_of, rank
 from llama_index_memory_ext.search.tfidf import TfidfRanker
 
 # What the order of the block must reach, in %.
 LEAST_MEAN_RECALL = 56.0
 
 _FIELDS = RelevantFactsBlock.model_fields
-DEFAULT_WEIGHTS = {
-    "similarity_weight": SIMILARITY_WEIGHT,
-    "confidence_weight": CONFIDENCE_WEIGHT,
-    "recency_weight": RECENCY_WEIGHT,
-}
-SIMILARITY_ALONE = dict.fromkeys(DEFAULT_WEIGHTS, 0.0) | {"similarity_weight": 1.0}
+DEFAULT_WEIGHTS = Weights(recency=RECENCY_WEIGHT)
+SIMILARITY_ALONE = Weights(1.0, 0.0)
 # The question is one of the turns.
 TURNS_BEFORE: int = _FIELDS["context_turns"].default - 1
 BLOCK = "as the block ranks"
@@ -61,7 +55,7 @@ def fact_of(item: Item) -> Fact:
 class Ranked:
     """The facts of one user, indexed as they become known, in the order of ``rank``."""
 
-    def __init__(self, _: Item, weights: Mapping[str, float]) -> None:
+    def __init__(self, _: Item, weights: Weights) -> None:
         self.weights = weights
         self.facts: list[Fact] = []
         self.ranker = TfidfRanker()
@@ -73,9 +67,7 @@ class Ranked:
 
     def rank(self, question: Item) -> list[str]:
         context = question["before"][-TURNS_BEFORE:]
-        ranked = rank(
-            self.facts, question["text"], context, ranker=self.ranker, **self.weights
-        )
+        ranked = rank(self.facts, question["text"], context, self.weights, self.ranker)
         return [entry.fact.id for entry in ranked]
 
 

@@ -193,8 +193,7 @@ def blended(
             facts,
             question,
             ranker=ranker,
-            similarity_weight=1 - weight,
-            confidence_weight=weight,
+            weights=Weights(1 - weight, weight),
         )
     ]
 

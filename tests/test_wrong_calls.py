@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime, timezone
 from inspect import isawaitable
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,13 @@ from llama_index_memory_ext import (
     messages_from_json,
     trim,
 )
+from llama_index_memory_ext.blocks import learning as learning_module
 from llama_index_memory_ext.memory.writing import warn_of_unused
 
+FEBRUARY, JANUARY = (
+    datetime(2026, 2, 1, tzinfo=timezone.utc),
+    datetime(2026, 1, 1, tzinfo=timezone.utc),
+)
 A_LIST = "Expected a list of ChatMessage objects"
 A_JSON = "Expected JSON"
 WRAPPED = 'Wrap a text as ChatMessage(role="user", content=text)'
@@ -249,6 +255,12 @@ CALLS: list[tuple[Callable[[Any], Any], str, str, str]] = [
         "List them first",
     ),
     (
+        lambda memory: memory.facts.alist(since=FEBRUARY, until=JANUARY),
+        "before until",
+        "got 2026-02-01",
+        "Exchange",
+    ),
+    (
         lambda memory: memory.abranch("chat"),
         "a new session",
         "'chat' was used before",
@@ -347,6 +359,19 @@ async def test_a_fact_that_is_longer_than_a_learned_one_is_stored_with_a_warning
         assert "at most 500" in caplog.text
         assert "tea" not in caplog.text
         assert len(await memory.facts.alist()) == 2
+
+
+def test_a_facts_block_without_a_user_that_learns_is_warned_of_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    learning_module._warn_without_user.cache_clear()
+    RelevantFactsBlock(user_id="ann", llm=OfflineModel())
+    RelevantFactsBlock(extract_facts=False)
+    opened(llm=OfflineModel())
+    assert caplog.text == ""
+    for _ in range(2):
+        RelevantFactsBlock(llm=OfflineModel())
+    assert caplog.text.count("Pass user_id=...") == 1
 
 
 def test_a_memory_is_closed_by_with(caplog: pytest.LogCaptureFixture) -> None:

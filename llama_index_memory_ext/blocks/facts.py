@@ -32,11 +32,11 @@ from llama_index_memory_ext.fact import (
     RECENCY_WEIGHT,
 )
 from llama_index_memory_ext.facts.book import FactBook
+from llama_index_memory_ext.facts.explanation import Explanation, explain
 from llama_index_memory_ext.facts.ranking import (
     FLOOR_BEHIND_RECORD,
     FOR_QUESTION,
     PROFILE_NAME,
-    Explanation,
     RankedFact,
     Ranking,
     RecordInPrompt,
@@ -44,7 +44,6 @@ from llama_index_memory_ext.facts.ranking import (
     Surroundings,
     Weights,
     counted_line,
-    explain,
 )
 from llama_index_memory_ext.facts.user_facts import UserFacts
 from llama_index_memory_ext.models.local_embeddings import EmbedModel, embed_model_of
@@ -78,8 +77,6 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.store.rows import LogRow, Snapshot
 
 
-# Ranking more facts takes longer than calling a thread.
-_MOST_IN_EVENT_LOOP = 300
 _PROFILE_LIMIT = 1_000
 _WEIGHTS = Weights(recency=RECENCY_WEIGHT)
 # Tokens of unread messages in a prompt.
@@ -281,7 +278,10 @@ class RelevantFactsBlock(LearningBlock):
                     seconds=perf_counter() - started,
                 )
             )
-        return facts._replace(question=self._joined(facts.question, unread_text))
+        if not unread_text:
+            return facts
+        parts = [*facts.question.parts, *unread_text.parts]
+        return facts._replace(question=counted_section(parts, self.tokenizer_fn))
 
     async def _show_unread(
         self, rows: Sequence[LogRow], question: str, limit: int
@@ -302,12 +302,6 @@ class RelevantFactsBlock(LearningBlock):
             languages=checked_languages(self.languages),
             zone=self.zone,
         )
-
-    def _joined(self, facts: Section, unread: Section) -> Section:
-        """Return the lines of facts, and below them the lines of unread messages."""
-        if not unread:
-            return facts
-        return counted_section([*facts.parts, *unread.parts], self.tokenizer_fn)
 
     async def _surroundings(
         self,
@@ -353,21 +347,16 @@ class RelevantFactsBlock(LearningBlock):
         surroundings: Surroundings,
     ) -> FactsForPrompt:
         """Return the lines of the profile, and of the best facts that fit beside it."""
-
-        def choose() -> FactsForPrompt:
-            ranking = self._rank(showable, question, context, surroundings)
-            lines = showable.lines
-            limit = surroundings.limit
-            best = ranking.fit(limit)
-            entries = [entry._replace(place=FOR_QUESTION) for entry in best]
-            return FactsForPrompt(
-                self._text_of(ranking.profile(), lines, self.profile_limit),
-                self._text_of(entries, lines, limit),
-            )
-
-        if len(showable.facts) > _MOST_IN_EVENT_LOOP:
-            return await asyncio.to_thread(choose)
-        return choose()
+        # Ranking many facts takes long enough to block the event loop.
+        ranking = await asyncio.to_thread(
+            self._rank, showable, question, context, surroundings
+        )
+        best = ranking.fit(surroundings.limit)
+        entries = [entry._replace(place=FOR_QUESTION) for entry in best]
+        return FactsForPrompt(
+            self._text_of(ranking.profile(), showable.lines, self.profile_limit),
+            self._text_of(entries, showable.lines, surroundings.limit),
+        )
 
     def _text_of(
         self,

@@ -32,11 +32,6 @@ from llama_index_memory_ext.events import (
 )
 from llama_index_memory_ext.models.ask import Usage
 from llama_index_memory_ext.models.local_embeddings import EmbedModel, embed_model_of
-from llama_index_memory_ext.record.cache_points import (
-    CachePoints,
-    cache_points_in,
-    content_blocks,
-)
 from llama_index_memory_ext.record.media import newest_media
 from llama_index_memory_ext.record.reader import RecallWhen, RecordReader
 from llama_index_memory_ext.record.recall import (
@@ -219,13 +214,6 @@ class CondensedMemoryBlock(LogBlock):
         description="Turns before a cut whose tool results stay; those of older turns are one line each from then on, "
         "with their size. The calls stay, and a search finds the results whole. None: all stay.",
     )
-    cache_points: CachePoints = Field(
-        default=False,
-        description="Whether the record comes as text blocks with cache points between them, for models that find a "
-        "prompt only where it is marked; a LlamaIndex `CacheControl` sets their type and ttl. The memory needs a "
-        "`memory_blocks_template` of `MemoryBlocksTemplate()` then. In a `CondensedMemory`, set it there.",
-    )
-
     _configured: _ConfiguredSearch | None = PrivateAttr(default=None)
     _usage: dict[str, Usage] = PrivateAttr(default_factory=dict)
     # The last records by their contents, which LlamaIndex's Memory gives back to be cut.
@@ -248,22 +236,17 @@ class CondensedMemoryBlock(LogBlock):
         """Return the name under which LlamaIndex serialises this block."""
         return "CondensedMemoryBlock"
 
-    async def _aget(  # type: ignore[override]  # blocks, too
+    async def _aget(
         self,
         messages: list[ChatMessage] | None = None,
         *,
         session_id: str | None = None,
         **block_kwargs: Any,
-    ) -> str | list[ContentBlock]:
-        """Return the record as text, or as blocks with `cache_points`; empty for a session without messages."""
-        messages = messages or []
-        record = await self.arecord(messages, session_id)
-        content: str | list[ContentBlock] = record.text
-        if self.cache_points and record:
-            used_points = cache_points_in(messages)
-            content = content_blocks(record, self.cache_points, used_points)
-        self._records.put(str(content), record)
-        return content
+    ) -> str:
+        """Return the record as text; "" for a session without messages."""
+        record = await self.arecord(messages or [], session_id)
+        self._records.put(record.text, record)
+        return record.text
 
     async def arecord(
         self,

@@ -205,13 +205,6 @@ class QuoteMatch:
 NOWHERE = QuoteMatch(0, "", Span(0, 0, 0.0))
 
 
-class QuotedLines(NamedTuple):
-    """The lines that repeat a quote, and the text of these lines and their neighbours."""
-
-    lines: list[int]
-    text: str
-
-
 def question_before(lines: Sequence[Utterance], i: int) -> str:
     """Return the questions of the assistant that the line ``i`` answers in a few words.
 
@@ -341,27 +334,28 @@ class Source:
         """
         return question_before(self.conversation, len(self.context) + place.line)
 
-    def around(self, place: QuoteMatch) -> QuotedLines:
-        """Return the user's lines that repeat a quote, and the text around it.
-
-        The text of a long line is cut to the part near the quote. Turns of other users,
-        with their answers, are left out.
-        """
+    def quoted_lines(self, place: QuoteMatch) -> list[int]:
+        """Return the places of the user's lines that repeat a quote, without those of other users."""
         speaker = self.lines[place.line].speaker
-        texts = {
-            i: line.text for i, line in enumerate(self.lines) if line.speaker == speaker
-        }
-        positions = {}
-        for i in texts.keys() & self.users_texts.keys():
-            if place.quote in texts[i]:
-                positions[i] = texts[i].index(place.quote)
-        nearby = range(min(positions) - 1, max(positions) + 2)
-        excerpts = [
-            excerpt(text, positions.get(i, 0))
-            for i, text in texts.items()
-            if i in nearby
+        return [
+            i
+            for i, text in self.users_texts.items()
+            if place.quote in text and self.lines[i].speaker == speaker
         ]
-        return QuotedLines(sorted(positions), "\n".join(excerpts))
+
+    def text_around(self, place: QuoteMatch) -> str:
+        """Return the lines that repeat a quote, and their neighbours.
+
+        A long line is cut to the part near the quote. Turns of other users, with their
+        answers, are left out.
+        """
+        quoted = self.quoted_lines(place)
+        excerpts = []
+        for line in self.lines[max(quoted[0] - 1, 0) : quoted[-1] + 2]:
+            if line.speaker == self.lines[place.line].speaker:
+                position = max(line.text.find(place.quote), 0)
+                excerpts.append(excerpt(line.text, position))
+        return "\n".join(excerpts)
 
 
 def _is_copy(content: str, text: str) -> bool:

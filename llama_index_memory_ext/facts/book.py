@@ -24,7 +24,7 @@ from llama_index_memory_ext.fact import (
     retire,
     utc_now,
 )
-from llama_index_memory_ext.facts.filters import FactFilter
+from llama_index_memory_ext.facts.filters import FactFilter, moment_for
 from llama_index_memory_ext.facts.history import history_of
 from llama_index_memory_ext.facts.ranking import RankedFact, rank
 from llama_index_memory_ext.settings import build_checked, unpacked
@@ -102,8 +102,8 @@ class FactBook:
             wanted: Each of the following, by name.
 
         Raises:
-            FactError: No fact can match: an unknown category, another agent, or an
-                unknown id. Or a datetime has no time zone.
+            FactError: No fact can match: an unknown category, another agent, an
+                unknown id, or ``since`` after ``until``. Or a datetime has no time zone.
         """
         selection = await self._filter(wanted)
         facts = await self._all()
@@ -306,9 +306,11 @@ class FactBook:
         Raises:
             FactError: No fact has this id.
         """
-        return await asyncio.to_thread(
-            history_of, await self._all(), fact_id, display_name(self.namespace)
-        )
+        facts = await self._all()
+        history = await asyncio.to_thread(history_of, facts, fact_id)
+        if not history:
+            raise self._unknown(fact_id, len(facts))
+        return history
 
     async def aforget(self, *fact_ids: str) -> int:
         """Delete facts for good, without ids all that the book sees; return their number.
@@ -371,6 +373,12 @@ class FactBook:
     async def _filter(self, wanted: Mapping[str, Any]) -> FactFilter:
         """Return the filter; a FactError if it can select no fact."""
         selection = build_checked(FactFilter, FactFilter, FactError, **wanted)
+        since = selection.since
+        until = selection.until
+        if since and until and moment_for(since, until) > moment_for(until, since):
+            raise FactError(
+                f"Expected since to be before until; got {since} and {until}. Exchange them."
+            )
         if selection.agent_id is not None:
             self._view.check(selection.agent_id)
         if selection.category is not None:
@@ -443,11 +451,13 @@ class FactBook:
             view=self._view,
         )
         if not facts:
-            count = len(await self._all())
-            raise FactError(
-                f"{display_name(self.namespace)!r} has no fact {fact_id!r} ({count} facts). List them first."
-            )
+            raise self._unknown(fact_id, len(await self._all()))
         return facts[0]
+
+    def _unknown(self, fact_id: str, count: int) -> FactError:
+        return FactError(
+            f"{display_name(self.namespace)!r} has no fact {fact_id!r} ({count} facts). List them first."
+        )
 
     list = in_sync(alist)
     search = in_sync(asearch)
@@ -481,12 +491,8 @@ def _check_pending(
     pending = [name for name, fact in facts.items() if fact.state(now) == "pending"]
     for fact_id in fact_ids:
         if fact_id not in pending:
-            state = f"none of {len(facts)}"
-            if fact_id in facts:
-                state = facts[fact_id].state(now)
             raise FactError(
-                f"Expected ids of pending facts; {fact_id!r} is {state}. "
-                f"Pending: {', '.join(pending[:10]) or 'none'}."
+                f"Expected ids of pending facts; {fact_id!r} is none. Pending: {', '.join(pending[:10]) or 'none'}."
             )
 
 

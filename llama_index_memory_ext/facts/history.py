@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from llama_index_memory_ext.errors import FactError
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from datetime import datetime
@@ -31,16 +29,12 @@ def past_facts(facts: Mapping[str, Fact], now: datetime) -> Iterator[Fact]:
                 yield fact
 
 
-def history_of(facts: Iterable[Fact], fact_id: str, namespace: str) -> list[Fact]:
-    """Return a fact with its predecessors and its successors, oldest first.
+def history_of(facts: Iterable[Fact], fact_id: str) -> list[Fact]:
+    """Return a fact with its predecessors and its successors, oldest first; [] for an unknown id.
 
-    Replacements that were undone count, too. Raises a FactError for an unknown id.
+    Replacements that were undone count, too.
     """
     by_id = {fact.id: fact for fact in facts}
-    if fact_id not in by_id:
-        raise FactError(
-            f"{namespace!r} has no fact {fact_id!r} ({len(by_id)} facts). List them first."
-        )
     replaced = defaultdict[str, list[str]](list)
     for fact in by_id.values():
         for successor in _successors(fact):

@@ -41,10 +41,9 @@ def check_categories(value: Any) -> Categories:
     if not are_usable or len({name.strip().casefold() for name in names}) < len(names):
         raise SettingError(
             f"categories: expected 1 to {_MOST_CATEGORIES} names, each once, of 1 to {_NAME_CHARACTERS} characters on "
-            f"one line, with descriptions of at most {_DESCRIPTION_CHARACTERS} characters, if any, saw {value!r:.100} "
-            f"in a {type(value).__name__}. "
+            f"one line, with descriptions of at most {_DESCRIPTION_CHARACTERS} characters, if any; got {value!r:.100}. "
             'Name the categories that facts should have, as in ["diet", "allergy"] or {"diet": "what they eat"}, or '
-            f"leave them out for {', '.join(CATEGORIES)}."
+            "leave them out for ours."
         )
     return dict(value) if isinstance(value, Mapping) else tuple(value)
 

@@ -141,8 +141,8 @@ def reject_unreadable(candidate: Candidate, _: Source) -> Rejection | None:
     if is_too_long or pattern(_LONG_WORD).search(content):
         return Rejection(
             "too_long",
-            f"It has {len(content)} characters, and its quote {len(quote)}; a fact has {MAX_FACT} characters, "
-            f"with words of at most {_MAX_WORD} letters, and its quote at most {_MAX_QUOTE}.",
+            f"A fact has at most {MAX_FACT} characters, with words of at most {_MAX_WORD} letters, "
+            f"and its quote at most {_MAX_QUOTE} characters.",
         )
     return None
 

@@ -8,8 +8,15 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from llama_index_memory_ext.checks.clauses import sentences_at, tells_past
-from llama_index_memory_ext.checks.evidence import NOWHERE, Source
+from llama_index_memory_ext.checks.clauses import (
+    denies,
+    sentences_at,
+    statements_of,
+    states_something,
+    tells_past,
+)
+from llama_index_memory_ext.checks.comparison import closest_sentence, says_more
+from llama_index_memory_ext.checks.evidence import NOWHERE, Source, excerpt
 from llama_index_memory_ext.checks.secrets import holds_secret
 from llama_index_memory_ext.events import Rejection
 from llama_index_memory_ext.fact import (
@@ -32,8 +39,7 @@ from llama_index_memory_ext.learning.rejections import (
     first_rejection,
     reject_unrepeated,
 )
-from llama_index_memory_ext.learning.wording import choose_wording
-from llama_index_memory_ext.words import phrases, visible
+from llama_index_memory_ext.words import phrases, tokens_in, visible
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,6 +51,8 @@ if TYPE_CHECKING:
 _NO_SUCH_FACT = Rejection("unknown_fact", "It names no known fact.")
 _KNOWN_ALREADY = Rejection("duplicate", "It is known already.")
 _RETIRED_ALREADY = Rejection("duplicate", "It is retired already.")
+# The most words of a sentence that is stored, about 60 tokens.
+_MOST_WORDS = 45
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,13 +246,13 @@ class _Validation:
         without a session.
         """
         place = new.place
-        around = self.source.around(place)
         said_as: SaidAs = "stated"
         last_day = None
         if tells_past(new.content, sentences_at(place.text, place.span)):
             said_as = "past"
             last_day = self.source.said_on - timedelta(days=1)
-        rows = tuple(self.source.lines[i].row_id for i in around.lines)
+        quoted = self.source.quoted_lines(place)
+        rows = tuple(self.source.lines[i].row_id for i in quoted)
         return Fact(
             content=new.content,
             category=new.category,
@@ -255,7 +263,7 @@ class _Validation:
             created_at=self.now,
             session_id=self.session_id if any(rows) else None,
             message_ids=rows if any(rows) else (),
-            source=around.text,
+            source=self.source.text_around(place),
         )
 
 
@@ -279,3 +287,37 @@ def why_retired(text: str) -> RetiredBy:
     if phrases("past", "never_true").search(straight):
         return "correction"
     return "change"
+
+
+def choose_wording(candidate: Candidate, source: Source) -> Candidate:
+    """Return a new fact without its questions, or in the user's words if it says more than the user did.
+
+    The user's words are the sentence of the quote that is closest to the fact. A short
+    answer is stored together with its question.
+    """
+    place = candidate.place
+    question = source.question(place)
+    statement = statements_of(candidate.content)
+    around = excerpt(place.text, place.span.start)
+    words = f"{question} {around}"
+    names = f"{source.conversation_text}\n{source.facts_text}"
+    is_no = bool(question) and denies(place.text)
+    if (
+        statement
+        and not is_no
+        and not says_more(statement, words, names, source.said_on)
+    ):
+        return candidate._replace(content=statement)
+    if question:
+        answer = f'Asked "{question}", the user said "{place.text.strip()}".'
+        return candidate._replace(content=answer)
+    sentences = sentences_at(place.text, place.span)
+    stating = list(filter(states_something, sentences))
+    sentence = closest_sentence(candidate.content, stating or sentences)
+    if len(tokens_in(sentence)) > _MOST_WORDS:
+        sentence = place.quote[:MAX_FACT]
+    # The whole sentence is the quote of the fact.
+    start = place.text.index(sentence)
+    span = place.span._replace(start=start, end=start + len(sentence))
+    place = replace(place, span=span)
+    return candidate._replace(content=sentence, place=place, is_users_words=True)

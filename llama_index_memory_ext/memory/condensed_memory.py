@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.memory import BaseMemoryBlock, InsertMethod
-from pydantic import ConfigDict
 from typing_extensions import Self, Unpack
 
 from llama_index_memory_ext.background.locks import lock_for
@@ -25,7 +24,6 @@ from llama_index_memory_ext.errors import (
     StoreError,
 )
 from llama_index_memory_ext.events import failure_handler
-from llama_index_memory_ext.formats import messages_to_json, moved_from_json
 from llama_index_memory_ext.memory.fields import ErrorHandler, MemoryFields, Redact
 from llama_index_memory_ext.memory.prompt import assemble, read_prompt, read_turn
 from llama_index_memory_ext.memory.search import MemorySearchResult, check_search
@@ -136,8 +134,6 @@ class CondensedMemory(MemoryFields):
         'I live in Rome.'
         >>> memory.close()
     """
-
-    model_config = ConfigDict(defer_build=False)
 
     @classmethod
     def class_name(cls) -> str:
@@ -261,7 +257,6 @@ class CondensedMemory(MemoryFields):
             store = MemoryStore()
             settings = {**settings, "extract_facts": False}
         counter = TokenCounter() if tokenizer_fn is None else as_counter(tokenizer_fn)
-        counter.warm_up()
         of_memory = settings_of(MemoryFields, settings)
         of_blocks = {"llm": llm, "embed_model": embed_model, **settings}
         for name in of_memory:
@@ -560,6 +555,8 @@ class CondensedMemory(MemoryFields):
                 not ``shared``. The error names the place and the expected value;
                 nothing is stored.
         """
+        from llama_index_memory_ext.formats import moved_from_json  # at first use
+
         # Reading a long history takes seconds and must not block the event loop.
         messages = await asyncio.to_thread(
             moved_from_json, source, show_progress=show_progress
@@ -580,6 +577,8 @@ class CondensedMemory(MemoryFields):
         Beside each message, ``stored_at`` is the time at which it was stored. In a
         session of several users, ``additional_kwargs["user_id"]`` is the speaker.
         """
+        from llama_index_memory_ext.formats import messages_to_json  # at first use
+
         await self.acheck_session()
         rows = await self.sql_store.readers.find(self.session_id)
         # Writing a long history takes seconds and must not block the event loop.

@@ -131,7 +131,11 @@ async def read_prompt(
     memory: MemoryFields, turn: Turn, reserved: int, block_kwargs: dict[str, Any]
 ) -> Prompt:
     """Return a turn with the content of the memory, within the limit without ``reserved`` tokens."""
-    room = memory.token_limit - reserved - await _tokens_beside_memory(memory, turn)
+    # The messages that the model receives beside the memory.
+    messages = turn.messages
+    if turn.question_follows:
+        messages = [*turn.query, template.ACKNOWLEDGED]
+    room = memory.token_limit - reserved - await tokens_of(memory, messages)
     contents = await _ask_blocks(memory, turn, room, block_kwargs)
     fitted = await _fit(memory, contents, room, turn.messages)
     roles = []
@@ -142,14 +146,6 @@ async def read_prompt(
     )
     sources = _sources_in(memory, fitted.contents)
     return Prompt(turn, fitted, media, sources)
-
-
-async def _tokens_beside_memory(memory: MemoryFields, turn: Turn) -> int:
-    """Return the tokens of the messages that the model receives beside the memory."""
-    messages = turn.messages
-    if turn.question_follows:
-        messages = [*turn.query, template.ACKNOWLEDGED]
-    return await tokens_of(memory, messages)
 
 
 async def _ask_blocks(

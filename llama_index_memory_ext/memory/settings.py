@@ -73,18 +73,6 @@ class StorePlace(NamedTuple):
     encryption_key: EncryptionKey
 
 
-class _TotalLimit(NamedTuple):
-    """The limit of a memory.
-
-    ``source`` says in an error where the limit comes from, and ``setting`` names the
-    argument that raises it.
-    """
-
-    tokens: int
-    source: str = ""
-    setting: str = "token_limit"
-
-
 def limits_for(
     window: int | None,
     token_limit: int | None = None,
@@ -113,24 +101,25 @@ def limits_for(
     model = llm_of_settings() if llm is None else llm
     if window is None and model is not None:
         window = window_of(model)
-    total = _total_limit(window, token_limit, model)
-    if total.tokens < _LEAST:
+    described = _describe_window(window, model)
+    total = _total_limit(window, token_limit, described)
+    if total < _LEAST:
         raise LimitError(
-            f"token_limit={total.tokens}{total.source} leaves a record no room: raise {total.setting}, "
-            f"to {_LEAST} at least."
+            f"token_limit={total}{described} leaves a record no room: it must be at least {_LEAST}, three quarters of "
+            "the window. Raise token_limit or context_window."
         )
     if facts is None:
-        facts = _facts_limit(total.tokens, condensed)
+        facts = _facts_limit(total, condensed)
     if condensed is None:
-        turn = min(_TURN_TOKENS, total.tokens // 4)
-        condensed = max(0, min(_CONDENSED_LIMIT, total.tokens - facts - turn))
-    if condensed < MIN_ROOM or facts < 0 or condensed + facts > total.tokens:
+        turn = min(_TURN_TOKENS, total // 4)
+        condensed = max(0, min(_CONDENSED_LIMIT, total - facts - turn))
+    if condensed < MIN_ROOM or facts < 0 or condensed + facts > total:
         raise LimitError(
-            f"The blocks' limits must be at least {MIN_ROOM} (0 for no facts) and fit into token_limit={total.tokens}"
-            f"{total.source}; condensed_token_limit={condensed} and facts_token_limit={facts} make "
-            f"{condensed + facts}. Lower them, or raise {total.setting}."
+            f"The blocks' limits must be at least {MIN_ROOM} (0 for no facts) and fit into token_limit={total}"
+            f"{described}; condensed_token_limit={condensed} and facts_token_limit={facts} make "
+            f"{condensed + facts}. Lower them, or raise token_limit."
         )
-    return MemoryLimits(total.tokens, condensed, facts)
+    return MemoryLimits(total, condensed, facts)
 
 
 def _check_whole_number(name: str, limit: object) -> None:
@@ -141,25 +130,25 @@ def _check_whole_number(name: str, limit: object) -> None:
         )
 
 
-def _total_limit(
-    window: int | None, token_limit: int | None, model: LLM | None
-) -> _TotalLimit:
+def _describe_window(window: int | None, model: LLM | None) -> str:
     if window is None:
-        return _TotalLimit(DEFAULT_TOKEN_LIMIT if token_limit is None else token_limit)
-    default = min(DEFAULT_TOKEN_LIMIT, int(window * _WINDOW_SHARE))
+        return ""
     owner = (model and name_of(model)) or "the model"
-    described_window = f"the context window of {owner}, {window} tokens"
+    return f" (the context window of {owner} has {window} tokens)"
+
+
+def _total_limit(window: int | None, token_limit: int | None, described: str) -> int:
+    default = DEFAULT_TOKEN_LIMIT
+    if window is not None:
+        default = min(default, int(window * _WINDOW_SHARE))
     if token_limit is None:
-        if default == DEFAULT_TOKEN_LIMIT:
-            return _TotalLimit(default)
-        source = f" (three quarters of {described_window})"
-        return _TotalLimit(default, source, "context_window")
-    if token_limit > window:
+        return default
+    if window is not None and token_limit > window:
         raise LimitError(
-            f"token_limit={token_limit} does not fit into {described_window}: a model refuses such prompts. Leave "
-            f"token_limit out, which gives {default}, or pass context_window=... if the model has a larger one."
+            f"token_limit={token_limit} is too large for the model{described}. Leave token_limit out, which gives "
+            f"{default}, or pass context_window=... if the model has a larger one."
         )
-    return _TotalLimit(token_limit)
+    return token_limit
 
 
 def _facts_limit(total: int, condensed: int | None) -> int:

@@ -359,12 +359,10 @@ class MessageIndex:
         periods = relative_periods(question.casefold(), self.today)
         similarity += _TIME_SHARE * said_within(messages, periods)
         similarity = tfidf.divided_by_best(similarity)
-        matching = np.flatnonzero(similarity)
-        if len(matching) > _MOST_RANKED:
-            least = np.partition(similarity, -_MOST_RANKED)[-_MOST_RANKED]
-            matching = np.flatnonzero(similarity >= least)
-        order = matching[np.lexsort((-matching, -similarity[matching]))]
-        return _Matches(messages, tokens, similarity, order[:_MOST_RANKED])
+        newest_first = np.arange(len(ids))[::-1]
+        order = newest_first[np.argsort(-similarity[::-1], kind="stable")]
+        number = min(np.count_nonzero(similarity), _MOST_RANKED)
+        return _Matches(messages, tokens, similarity, order[:number])
 
     def fitting(
         self,

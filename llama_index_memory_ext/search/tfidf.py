@@ -166,7 +166,7 @@ class TfidfRanker:
     The score of a document adds up, for each term of the query,
     ``(1 + ln(n)) * idf * w * (k1 + 1) / (w + k1 * (1 - b + b * length / mean
     length))``. The query has the term ``n`` times, and the document ``w`` times,
-    contexts and neighbours included. ``k1`` is ``saturation`` and ``b`` is ``length_weight``. The formula is
+    contexts and neighbours included. ``k1`` is ``SATURATION`` and ``b`` is ``LENGTH_WEIGHT``. The formula is
     equation 3.15 of Robertson and Zaragoza, The Probabilistic Relevance Framework,
     2009. The idf is smoothed as in scikit-learn, ``idf = 1 + ln((1 + documents) / (1 +
     documents with the term))``.
@@ -176,8 +176,6 @@ class TfidfRanker:
     eight words, in English or an unknown language.
 
     Args:
-        length_weight: 0..1; 0 ranks long documents as high as short ones.
-        saturation: Above 0; the lower, the less a term counts that is repeated.
         neighbour_shares: The weights of the words of the documents before and after a
             document in its sequence, the nearest first.
         languages: In which languages queries may be: codes of ISO 639-1, of "da", "de",
@@ -200,8 +198,6 @@ class TfidfRanker:
     def __init__(
         self,
         *,
-        length_weight: float = LENGTH_WEIGHT,
-        saturation: float = SATURATION,
         neighbour_shares: Sequence[float] = (),
         languages: Sequence[str] | None = None,
         vectorizer: Any = None,
@@ -219,8 +215,6 @@ class TfidfRanker:
         if vectorizer is not None:
             self._words_in = vectorizer.build_analyzer()
         self._possible_languages = checked_languages(languages)
-        self._length_weight = length_weight
-        self._saturation = saturation
         self._neighbour_shares = neighbour_shares
         self._lock = thread_lock()
         # By the word as it is written.
@@ -365,14 +359,14 @@ class TfidfRanker:
         near = self._shares_of_neighbours()
         lengths = _with_neighbours(_view(self._lengths), near)
         relative = lengths * len(lengths) / (lengths.sum() or 1.0)
-        norms = self._saturation * (1 + self._length_weight * (relative - 1))
+        norms = SATURATION * (1 + LENGTH_WEIGHT * (relative - 1))
         # Group by group: in a new process, arrays of all groups together come from the
         # system for each question anew, which takes longer than the scores.
         for group, weight in weights.items():
             if group:
                 counts = _with_neighbours(self._counts(group), near)
                 frequency = int(np.count_nonzero(counts))
-                factor = weight * self._idf(frequency) * (self._saturation + 1)
+                factor = weight * self._idf(frequency) * (SATURATION + 1)
                 # Each further occurrence of a word adds less.
                 scores += factor * counts / (norms + counts)
         return scores

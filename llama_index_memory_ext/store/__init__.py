@@ -225,8 +225,8 @@ class MemoryStore(SQLAlchemyChatStore):
     async def awarm_up(self) -> None:
         """Open the database, and load the data to count tokens and to extract facts, which takes a second.
 
-        A server calls it when it starts. Without it, the vocabulary is loaded when a
-        memory is made, and the other data at the first extraction, in a thread.
+        A server calls it when it starts. Without it, the vocabulary is loaded at the
+        first prompt, and the other data at the first extraction, in a thread.
         """
         await TokenCounter().load()
         await self.readers.has_session("")

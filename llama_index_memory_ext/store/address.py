@@ -176,11 +176,10 @@ def is_missing(url: URL) -> bool:
     return url.get_backend_name() == "sqlite" and not is_file
 
 
-def file_id(url: URL) -> int:
-    """Return the number of a SQLite file on its disk; 0 for a missing file, or a database that is no file."""
-    if url.get_backend_name() == "sqlite":
-        with suppress(OSError):
-            return Path(str(url.database)).stat().st_ino
+def file_id(place: str) -> int:
+    """Return the number of a file on its disk; 0 for a missing file, or a place that is no file."""
+    with suppress(OSError):
+        return Path(place).stat().st_ino
     return 0
 
 

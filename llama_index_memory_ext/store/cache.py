@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from itertools import count
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from llama_index_memory_ext.background.locks import thread_lock
 
@@ -17,14 +19,17 @@ MOST_KEPT = 50_000
 _SIZE_OF_NAME = 50
 
 _guard = thread_lock()
+# Numbers the uses of all caches in their order.
+_uses = count()
 
 
 @dataclass
 class _Kept:
-    """The values of a session or user by their settings, and the size of each."""
+    """The values of a session or user by their settings, the size of each, and the number of the last use."""
 
     values: dict[Hashable, Any] = field(default_factory=dict)
     sizes: dict[Hashable, int] = field(default_factory=dict)
+    last_use: int = 0
 
 
 class StoreCache:
@@ -35,54 +40,74 @@ class StoreCache:
     they have at most ``MOST_KEPT`` messages and facts together.
     """
 
-    # The number of messages and facts that all stores keep, and 50 for each name.
-    size: ClassVar[int] = 0
-    # By the id of the cache and the name, the name that was used last at the end.
-    _kept: ClassVar[OrderedDict[tuple[int, str], _Kept]] = OrderedDict()
+    def __init__(self) -> None:
+        self.size = 0
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        with _guard:
+            _caches.add(self)
+
+    @property
+    def oldest_use(self) -> float:
+        """The number of the last use of the name that was used longest ago; infinite if there is none."""
+        for values in self._kept.values():
+            return values.last_use
+        return float("inf")
 
     def get(self, name: str, settings: Hashable) -> Any:
         """Return the value of a session or user for these settings, which counts as a use; None if there is none."""
-        place = (id(self), name)
         with _guard:
-            if place not in self._kept:
+            if name not in self._kept:
                 return None
-            self._kept.move_to_end(place)
-            return self._kept[place].values.get(settings)
+            return self._use(name).values.get(settings)
 
     def put(self, name: str, settings: Hashable, value: object, size: int = 0) -> None:
         """Set a value that holds ``size`` messages or facts, and drop the names that were used longest ago.
 
         The name that is put stays, however large it is.
         """
-        place = (id(self), name)
         with _guard:
-            if place not in self._kept:
-                self._kept[place] = _Kept()
-                StoreCache.size += _SIZE_OF_NAME
-            self._kept.move_to_end(place)
-            kept = self._kept[place]
-            StoreCache.size += size - kept.sizes.get(settings, 0)
-            kept.values[settings] = value
-            kept.sizes[settings] = size
-            while self.size > MOST_KEPT and len(self._kept) > 1:
-                _drop(next(iter(self._kept)))
+            before = self.size
+            if name not in self._kept:
+                self._kept[name] = _Kept()
+                self.size += _SIZE_OF_NAME
+            named = self._use(name)
+            self.size += size - named.sizes.get(settings, 0)
+            named.values[settings] = value
+            named.sizes[settings] = size
+            while self.size > before and size_of_caches() > MOST_KEPT:
+                oldest = min(_caches, key=lambda cache: cache.oldest_use)
+                if oldest.oldest_use == named.last_use:
+                    return
+                oldest.drop_oldest()
+
+    def drop_oldest(self) -> None:
+        """Drop the values of the name that was used longest ago."""
+        self.drop([next(iter(self._kept))])
 
     def drop(self, names: Iterable[str]) -> None:
         """Drop the values of these sessions and users."""
         with _guard:
             for name in names:
-                _drop((id(self), name))
+                named = self._kept.pop(name, None)
+                if named is not None:
+                    self.size -= _SIZE_OF_NAME + sum(named.sizes.values())
 
     def clear(self) -> None:
         """Drop all values."""
         with _guard:
-            self.drop([name for owner, name in self._kept if owner == id(self)])
+            self.drop(list(self._kept))
 
-    def __del__(self) -> None:
-        self.clear()
+    def _use(self, name: str) -> _Kept:
+        self._kept.move_to_end(name)
+        named = self._kept[name]
+        named.last_use = next(_uses)
+        return named
 
 
-def _drop(place: tuple[int, str]) -> None:
-    kept = StoreCache._kept.pop(place, None)  # noqa: SLF001
-    if kept is not None:
-        StoreCache.size -= _SIZE_OF_NAME + sum(kept.sizes.values())
+_caches: WeakSet[StoreCache] = WeakSet()
+
+
+def size_of_caches() -> int:
+    """Return the number of messages and facts that all stores of this process keep, and 50 for each name."""
+    with _guard:
+        return sum(cache.size for cache in _caches)

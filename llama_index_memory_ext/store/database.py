@@ -230,7 +230,7 @@ class Database:
         except StoreError:
             self._close()
             raise
-        self._file_id = address.file_id(self.url)
+        self._file_id = address.file_id(self.identity.place)
         self._is_ready = True
 
     def _check_tables(self, conn: Connection) -> bool:
@@ -337,7 +337,7 @@ class Database:
                     "to be forked from it, so that SQLite cannot lock the file here. Nothing was read or written. Fork "
                     'while no long call is under way, or start processes by "spawn".'
                 )
-            if self._is_ready and self._file_id != address.file_id(self.url):
+            if self._is_ready and self._file_id != address.file_id(self.identity.place):
                 # Connections would go on with the deleted file.
                 self._close()
                 raise StoreError(

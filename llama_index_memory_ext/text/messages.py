@@ -8,7 +8,6 @@ from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone, tzinfo
-from email.utils import parsedate_to_datetime
 from math import isfinite
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -20,7 +19,7 @@ from llama_index.core.base.llms.types import (
     ThinkingBlock,
     ToolCallBlock,
 )
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
 from llama_index_memory_ext.errors import MessageError, SettingError
 
@@ -241,9 +240,9 @@ def times_in(
 ) -> dict[str, datetime]:
     """Return the times among the ``TIME_KEYS`` of an object, each by its key, in the order of the keys.
 
-    A time is a ``datetime``, an ISO text, a text as mails have it (RFC 2822), or a Unix
-    time in seconds or milliseconds. It keeps its offset; without an offset it is in UTC,
-    but a day alone is in the ``zone``. Other values are left out.
+    A time is a ``datetime``, an ISO text, or a Unix time in seconds or milliseconds. It
+    keeps its offset; without an offset it is in UTC, but a day alone is in the ``zone``.
+    Other values are left out.
 
     >>> times_in({"date": "2023-05-08", "created_at": 1_683_554_400, "timestamp": "soon"})["created_at"].isoformat()
     '2023-05-08T14:00:00+00:00'
@@ -254,9 +253,8 @@ def times_in(
         # A message seldom has any of the keys, and raising errors takes long.
         if value is None:
             continue
-        # Some texts make the reader of mails raise an IndexError or a TypeError.
-        with suppress(ValueError, OverflowError, IndexError, TypeError):
-            time = _parse_time(value)
+        with suppress(ValueError, OverflowError):
+            time = _TIME.validate_python(value)
             if time.tzinfo is None:
                 is_day = time.time() == datetime.min.time()
                 default = zone if zone and is_day else timezone.utc
@@ -287,16 +285,6 @@ def in_zone(moment: datetime, zone: tzinfo | None = None) -> datetime:
     except OverflowError:
         # The first hours of the year 1, or the last hours of the year 9999.
         return moment
-
-
-def _parse_time(value: object) -> datetime:
-    """Return a time; a ValueError if the value is none."""
-    try:
-        return _TIME.validate_python(value)
-    except ValidationError:
-        if not isinstance(value, str):
-            raise
-    return parsedate_to_datetime(value)
 
 
 _UNSTORABLE = re.compile("[\ud800-\udfff\x00]")

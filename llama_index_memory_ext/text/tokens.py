@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import re
-import threading
 from contextlib import contextmanager, suppress
 from functools import cache, lru_cache
 from importlib.resources import files
@@ -98,13 +97,6 @@ class TokenCounter:
         for piece in _PIECE.finditer(text):
             tokens += encoding.encode_ordinary(piece[0])
         return tokens
-
-    def warm_up(self) -> None:
-        """Begin to load the vocabulary, unless it is there."""
-        if not self._is_ready:
-            threading.Thread(
-                target=_encoding, args=(self.name,), name="vocabulary", daemon=True
-            ).start()
 
     async def load(self) -> None:
         """Load the vocabulary in a thread, unless it is there: the event loop must not wait for that."""

@@ -12,16 +12,15 @@ from hypothesis import strategies as st
 
 from llama_index_memory_ext import CondensedMemory, RelevantFactsBlock, TokenCounter
 from llama_index_memory_ext.fact import Fact
+from llama_index_memory_ext.facts.explanation import Explanation, format_facts
 from llama_index_memory_ext.facts.ranking import (
     FIRST_SHARE,
-    Explanation,
     Ranking,
     ShowableFacts,
     Weights,
     counted_line,
     document_of,
     fact_line,
-    format_facts,
     rank,
 )
 from llama_index_memory_ext.search.tfidf import Document, FactRanker, TfidfRanker
@@ -148,9 +147,7 @@ def test_the_parts_of_a_score_can_be_read() -> None:
     best, other = rank(
         STACK,
         "Testing with Docker",
-        similarity_weight=3,
-        confidence_weight=1,
-        ranker=None,
+        weights=Weights(3, 1),
     )[:2]
     assert best.similarity == 1
     assert best.score == pytest.approx((3 + best.confidence) / 4)
@@ -183,17 +180,21 @@ def test_newer_facts_count_more_while_something_is_going_on() -> None:
         *[f"Owns boat {i}" for i in range(80)],
         "Plans a garden of many pots",
     )
-    assert order(facts, PLAN, recency_weight=0.4)[0] == "Plans a garden of many pots"
     assert (
-        order(facts, "Which garden is planned?", recency_weight=0.4)[0]
+        order(facts, PLAN, weights=Weights(recency=0.4))[0]
+        == "Plans a garden of many pots"
+    )
+    assert (
+        order(facts, "Which garden is planned?", weights=Weights(recency=0.4))[0]
         == "Plans a garden of beds"
     )
     ranked = {
-        entry.fact.content: entry for entry in rank(facts, PLAN, recency_weight=0.4)
+        entry.fact.content: entry
+        for entry in rank(facts, PLAN, weights=Weights(recency=0.4))
     }
     assert ranked["Plans a garden of many pots"].recency == 1
     assert ranked["Owns boat 40"].recency == pytest.approx(0.5)
-    for entry in rank(facts, "And now?", [PLAN], recency_weight=0.4):
+    for entry in rank(facts, "And now?", [PLAN], weights=Weights(recency=0.4)):
         total = 0.6 * entry.similarity + 0.4 * entry.confidence + 0.4 * entry.recency
         assert entry.score == pytest.approx(total / 1.4)
     for entry in rank(facts, PLAN):
@@ -216,15 +217,6 @@ def test_the_order_of_many_facts_is_that_of_their_scores() -> None:
             ranked, key=lambda entry: (-entry.score, -entry.fact.created_at.timestamp())
         )
         assert len({entry.fact.id for entry in ranked}) == 1_500
-
-
-@pytest.mark.parametrize("weights", [(-0.1, 1), (1, -0.1), (0, 0)])
-def test_weights_that_mean_nothing_are_refused(weights: tuple[float, float]) -> None:
-    with pytest.raises(
-        ValueError,
-        match="similarity_weight, confidence_weight and recency_weight must be",
-    ):
-        rank(STACK, "tests", similarity_weight=weights[0], confidence_weight=weights[1])
 
 
 @given(

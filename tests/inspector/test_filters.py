@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
+from datetime import datetime, timezone
 from html import unescape
 from pathlib import Path
 
@@ -47,14 +48,15 @@ async def test_a_message_is_found_by_its_words_and_leads_to_its_page(
     assert "No messages." in nothing
 
 
-async def test_facts_are_listed_by_category_and_tag(
+async def test_facts_are_listed_by_category_tag_and_day(
     filled: Path, inspect: Inspect
 ) -> None:
     client = await inspect(filled)
+    day = datetime(2026, 3, 2, 9, tzinfo=timezone.utc)
     facts = [
         Fact(content="Likes sencha", category="preference", tags=("drink", "tea")),
         Fact(content="Likes cola", category="preference", tags=("drink",)),
-        Fact(content="Sells tea", tags=("tea",)),
+        Fact(content="Sells tea", tags=("tea",), created_at=day),
     ]
     await client.inspector.writer.facts.write("mia", facts)
 
@@ -65,6 +67,7 @@ async def test_facts_are_listed_by_category_and_tag(
 
     assert await listed(tag="drink") == {"Likes sencha", "Likes cola"}
     assert await listed(tag="tea", category="preference") == {"Likes sencha"}
+    assert await listed(day="2026-03-02") == {"Sells tea"}
     assert await listed(tag="none") == set()
     page = (await client.get("facts", params={"user": "mia", "tag": "drink"})).text
     # Each filter is a link; a chosen filter leads back.
@@ -72,6 +75,7 @@ async def test_facts_are_listed_by_category_and_tag(
         r'class="chip accent" href="[^"]*user=mia">#drink 2 \u00d7</a>', page
     )
     assert re.search(r'href="[^"]*tag=drink[^"]*category=preference">preference', page)
+    assert ">2026-03-02</a>" not in page
 
 
 async def test_a_pinned_fact_is_marked_beside_the_prompt_and_in_the_list(

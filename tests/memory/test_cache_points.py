@@ -24,7 +24,6 @@ from llama_index.core.storage.chat_store.base_db import MessageStatus
 
 from llama_index_memory_ext import (
     CondensedMemory,
-    CondensedMemoryBlock,
     LayoutError,
     MemoryBlocksTemplate,
 )
@@ -42,7 +41,7 @@ from tests.conversation import (
     user,
 )
 from tests.forked import run_forked
-from tests.memories import OpenMemory, OpenPlainMemory
+from tests.memories import OpenMemory
 from tests.openai_server import say
 from tests.scripted_models import StartModel
 
@@ -323,26 +322,6 @@ async def test_what_is_empty_has_nothing_to_mark(open_memory: OpenMemory) -> Non
         == await memory.aget()
         == [ChatMessage(role="user", blocks=[])]
     )
-    block = CondensedMemoryBlock(cache_points=True)
-    assert await block.aget([], session_id="chat") == ""
-    await block.aclose()
-
-
-async def test_a_block_in_the_hosts_memory_marks_the_record_too(
-    open_plain_memory: OpenPlainMemory,
-) -> None:
-    block = CondensedMemoryBlock(token_limit=2_000, cache_points=True)
-    memory = open_plain_memory(block, memory_blocks_template=MemoryBlocksTemplate())
-    *_, before, now = await prompts_of(memory, 6)
-    assert marked(before)[-1] in marked(now)
-    assert len(marked(now)) >= 2
-    assert (
-        await block.atruncate(await block.aget([], session_id="chat"), 100_000) is None
-    )
-    left = await block.atruncate(await block.aget([], session_id="chat"), 20)
-    assert isinstance(left, str)
-    assert "This is the question number 0" not in left
-    assert "answer number 4" in left
 
 
 def test_a_template_that_makes_one_text_is_refused() -> None:

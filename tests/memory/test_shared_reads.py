@@ -19,7 +19,7 @@ from llama_index_memory_ext.facts.ranking import counted_line
 from llama_index_memory_ext.facts.user_facts import UserFacts
 from llama_index_memory_ext.search.tfidf import TfidfRanker
 from llama_index_memory_ext.store import cache
-from llama_index_memory_ext.store.cache import StoreCache
+from llama_index_memory_ext.store.cache import size_of_caches
 from llama_index_memory_ext.store.facts import NOTHING_READ
 from tests.conversation import assistant, sent_text, user
 from tests.databases import OpenStore
@@ -204,7 +204,7 @@ async def test_all_stores_of_a_process_have_one_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stores = [MemoryStore(), MemoryStore()]
-    bound = StoreCache.size + 1_000
+    bound = size_of_caches() + 1_000
     monkeypatch.setattr(cache, "MOST_KEPT", bound)
     for number in range(12):
         memory = request(stores[number % 2], f"chat-{number}", f"user-{number}")
@@ -212,7 +212,7 @@ async def test_all_stores_of_a_process_have_one_bound(
         await memory.facts.aadd("Breeds alpacas")
         assert "Cusco" in await prompt(memory)
         assert memory.condensed_block.index(memory.session_id) is not None
-        assert bound - 500 < StoreCache.size <= bound or number < 3
+        assert bound - 500 < size_of_caches() <= bound or number < 3
     first = request(stores[0], "chat-0", "user-0").condensed_block
     assert first.index("chat-0") is None
     assert first.window("chat-0") is None

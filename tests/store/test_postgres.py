@@ -174,7 +174,7 @@ async def test_processes_share_a_session_and_a_user(postgres_uri: str) -> None:
 # ---- engines of one's own ------------------------------------------------------------------------------
 
 
-async def test_one_connection_is_enough_for_twenty_sessions_at_once(
+async def test_one_connection_is_enough_for_many_sessions_at_once(
     postgres_uri: str, open_store: OpenStore, start_model: StartModel
 ) -> None:
     """With facts, embeddings, summaries and recall: nothing holds a connection while it asks for another."""
@@ -203,7 +203,7 @@ async def test_one_connection_is_enough_for_twenty_sessions_at_once(
         return sent_text(await memory.aget())
 
     prompts = await asyncio.wait_for(
-        asyncio.gather(*(talk(name) for name in range(20))), 240
+        asyncio.gather(*(talk(name) for name in range(8))), 240
     )
     for name, prompt in enumerate(prompts):
         assert all(f"I use number{name}{i}." in prompt for i in range(4))

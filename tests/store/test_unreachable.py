@@ -155,3 +155,14 @@ async def test_a_file_that_is_deleted_under_a_program_is_named_and_nothing_is_st
 
     await store.add_message("chat", user("after"))
     assert [one.content for one in await store.get_messages("chat")] == ["after"]
+
+
+async def test_a_program_may_change_its_folder(
+    tmp_path: Path, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = open_store("sqlite:///memory.db", pool_size=1)
+    await store.add_message("chat", user("one"))
+    monkeypatch.chdir("/")
+    await store.add_message("chat", user("two"))
+    assert await store.count_messages("chat") == 2

@@ -202,9 +202,9 @@ def test_the_whole_text_is_within_the_limit(lines: list[str], limit: int) -> Non
 def test_a_child_that_is_forked_while_the_vocabulary_is_loaded_counts() -> None:
     """As by a server that makes a memory and then its workers."""
     code = """
-import os, signal
+import os, signal, threading
 from llama_index_memory_ext.text.tokens import TokenCounter
-TokenCounter().warm_up()
+threading.Thread(target=TokenCounter().count, args=["Hello"]).start()
 child = os.fork()
 if child == 0:
     signal.alarm(60)
@@ -217,7 +217,6 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == TokenCounter().coun
 async def test_a_vocabulary_that_is_loaded_is_waited_for_once() -> None:
     """Of a function that counts there is nothing to load."""
     for counter in (TokenCounter("cl100k_base"), TokenCounter("words", str.split)):
-        counter.warm_up()
         await counter.load()
         await counter.load()
         assert counter.count("some words") == 2

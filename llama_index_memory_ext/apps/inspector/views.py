@@ -30,7 +30,7 @@ PAGE_ROWS = 50
 _LAST_PAGE = 10**9
 # The newest messages of a report; a browser needs too long for more.
 MOST_MESSAGES = 2_000
-_FACT_FILTERS = ("state", "category", "tag")
+_FACT_FILTERS = ("state", "category", "tag", "day")
 # The values that a template shows, by name.
 Context = dict[str, Any]
 
@@ -166,11 +166,12 @@ class Views:
         return {**session, "page": page, "messages": rows, "q": part, "places": places}
 
     async def facts(self, query: Mapping[str, str]) -> Context:
-        """Return the facts of a user, the newest first; state, category and tag leave out other facts."""
+        """Return the facts of a user, the newest first; state, category, tag and day leave out other facts."""
         user = query.get("user", "")
         part = query.get("q", "")
         chosen = {name: query[name] for name in _FACT_FILTERS if query.get(name)}
         stored = await FactBook(self.store, user, scope="all").alist(state="all")
+        zone = zone_of(self.limits)
         counts = {name: Counter[str]() for name in _FACT_FILTERS}
         matching_facts = []
         for fact in stored:
@@ -179,6 +180,7 @@ class Views:
                 "state": [entry.state],
                 "category": [fact.category],
                 "tag": fact.tags,
+                "day": [f"{fact.created_at.astimezone(zone):%Y-%m-%d}"],
             }
             for name in _FACT_FILTERS:
                 counts[name].update(values[name])
