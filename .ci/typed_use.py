@@ -14,7 +14,7 @@ from llama_index_memory_ext import (
     TokenCounter,
     trim,
 )
-from llama_index_memory_ext.facts.ranking import Explanation
+from llama_index_memory_ext.facts.explanation import Explanation
 
 
 async def use() -> None:

@@ -97,7 +97,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "equal_room": (*_PROMPT, *_RECALL, "facts/ranking.py"),
     "evidence_in_prompt": (*_PROMPT, *_RECALL),
     "evidence_in_prompt_e5": (*_PROMPT, *_RECALL, "search/embeddings.py"),
-    "exact_facts": ("facts/ranking.py", *_WORDS),
+    "exact_facts": ("facts/concern.py", "facts/ranking.py", *_WORDS),
     "facts_cost": ("blocks/facts.py", "facts/ranking.py", "store/facts.py"),
     "first_question": (*_STORE, *_RECORD),
     "growing": ("facts/ranking.py", *_WORDS),
@@ -137,7 +137,6 @@ MEASURES: dict[str, tuple[str, ...]] = {
         "checks/evidence.py",
         "store/log.py",
         "store/facts.py",
-        "store/fact_rows.py",
     ),
 }
 

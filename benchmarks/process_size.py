@@ -16,7 +16,7 @@ from benchmarks.command import NOT_MEASURED, shown
 from benchmarks.messages import sample_messages
 from benchmarks.report import Measure, Promise, publish
 from llama_index_memory_ext import CondensedMemory, MemoryStore
-from llama_index_memory_ext.store.cache import MOST_KEPT, StoreCache
+from llama_index_memory_ext.store.cache import MOST_KEPT, size_of_caches
 
 USERS, MESSAGES = 200, 2_000
 MOST_MIB = 400
@@ -49,7 +49,7 @@ async def measure(file: Path) -> tuple[float, float]:
         await memory.aget()
         await memory.condensed_block.await_jobs(memory.session_id)
         largest = max(largest, resident_mib())
-        most_kept = max(most_kept, StoreCache.size)
+        most_kept = max(most_kept, size_of_caches())
     await store.aclose()
     return largest, most_kept
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.checks.secrets import redact_secrets as redact_secrets
     from llama_index_memory_ext.fact import Fact as Fact
     from llama_index_memory_ext.facts.book import FactBook as FactBook
-    from llama_index_memory_ext.facts.ranking import format_facts as format_facts
+    from llama_index_memory_ext.facts.explanation import format_facts as format_facts
     from llama_index_memory_ext.formats import messages_from_json as messages_from_json
     from llama_index_memory_ext.formats import messages_to_json as messages_to_json
     from llama_index_memory_ext.memory.backfill import Backfilled as Backfilled
@@ -86,7 +86,7 @@ _NAMES = {
     "memory.backfill": ["Backfilled"],
     "blocks.facts": ["FactsOptions", "RelevantFactsBlock"],
     "facts.book": ["FactBook"],
-    "facts.ranking": ["format_facts"],
+    "facts.explanation": ["format_facts"],
     "formats": ["messages_from_json", "messages_to_json"],
     "checks.secrets": ["redact_secrets"],
     "memory.condensed_memory": ["CondensedMemory", "MemoryOptions"],

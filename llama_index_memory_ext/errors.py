@@ -69,7 +69,7 @@ class MessageError(MemoryExtError, TypeError):
 
 
 class LayoutError(MemoryExtError, ValueError):
-    """A layout of messages that is unknown, or cannot hold the messages."""
+    """A template of memory blocks that cannot keep cache points."""
 
 
 class FactError(MemoryExtError, ValueError):

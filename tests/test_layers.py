@@ -42,15 +42,15 @@ record      summary unread > recall media > reader > index > window cache_points
 learning    extractor > changes endings request > batch validation >
             progress > rejections                                         # how facts are learned
 ---
-facts       book > filters user_facts > history ranking                   # how facts are kept and ranked
+facts       book > filters user_facts explanation > history ranking > concern # how facts are kept and ranked
 ---
 checks      comparison > clauses > evidence secrets                       # how a statement compares with its source
 ---
 blocks      __init__                                                      # what both blocks share: they read one log
 learning    prompt report > budget reply > categories                     # what a model is asked, and its answer
 ---
-store       __init__ > deletion writing sessions > deleted_words log owners facts vectors >
-            readers > fact_rows > rows > database > marks versions > transaction >
+store       __init__ > deletion writing sessions > log owners facts vectors >
+            readers > rows > database > marks versions > transaction >
             address cache schema > encryption tables                      # tables, rows, keys
 search      embeddings > tfidf                                            # how similar two texts are
 formats     __init__ > layouts                                  # messages of other programs, as JSON
@@ -81,6 +81,7 @@ HIGHEST_COMPLEXITY = 10
 # Files that only one other file imports, and why they are files.
 WITH_ONE_IMPORTER = {
     "agents/tools.py": "is a public class of its own",
+    "facts/concern.py": "measures how a fact covers a question, apart from the scores",
     "memory/preview.py": "is for programs that show a prompt, and public",
     "models/caching_openai.py": "is public, and loads OpenAI's library",
     "models/offline.py": "is public, and data about the topics of a first try",
@@ -102,7 +103,6 @@ WITH_ONE_IMPORTER = {
     "record/sticky.py": "decides in plain functions, apart from the class that reads and stores",
     "store/deletion.py": "is one of the subjects of the store",
     "store/sessions.py": "is one of the subjects of the store",
-    "store/deleted_words.py": "deletes words from facts, apart from the rows of sessions",
     "store/writing.py": "is one of the subjects of the store",
     "store/versions.py": "makes and upgrades tables, apart from the connections",
     "background/threads.py": "runs the jobs of stores, apart from their databases",
@@ -304,13 +304,13 @@ LOADED_WITH_THE_PRESET = {
     "": "agent_view errors events fact settings",
     "background": "jobs locks loop recent threads",
     "blocks": "facts learning log_end record",
-    "facts": "book filters history ranking user_facts",
+    "facts": "book concern explanation filters history ranking user_facts",
     "learning": "categories",
     "memory": "condensed_memory fields prompt search settings template writing",
     "models": "ask local_embeddings",
     "record": "cache_points index media reader recall sticky text window",
     "search": "embeddings tfidf",
-    "store": "address cache changes database deleted_words deletion encryption fact_rows facts log marks owners "
+    "store": "address cache database deletion encryption facts log marks owners "
     "readers rows schema sessions tables transaction vectors versions writing",
     "text": "entries limits messages parts tokens turns",
     "words": "asking dates pronouns tokens",

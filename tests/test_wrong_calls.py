@@ -161,7 +161,7 @@ CALLS: list[tuple[Callable[[Any], Any], str, str, str]] = [
     (
         lambda _: opened(categories="diet"),
         "1 to 50 names",
-        "in a str",
+        "got 'diet'",
         'as in ["diet", "allergy"]',
     ),
     (

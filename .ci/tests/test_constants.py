@@ -17,6 +17,7 @@ PAGE = Path(__file__).parents[2] / "CONTRIBUTING.md"
 # Files of which each fraction is a tuned constant, apart from those about time and memory.
 TUNED_FILES = (
     "fact.py",
+    "facts/concern.py",
     "facts/ranking.py",
     "record/index.py",
     "record/recall.py",

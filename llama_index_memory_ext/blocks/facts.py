@@ -32,11 +32,11 @@ from llama_index_memory_ext.fact import (
     RECENCY_WEIGHT,
 )
 from llama_index_memory_ext.facts.book import FactBook
+from llama_index_memory_ext.facts.explanation import Explanation, explain
 from llama_index_memory_ext.facts.ranking import (
     FLOOR_BEHIND_RECORD,
     FOR_QUESTION,
     PROFILE_NAME,
-    Explanation,
     RankedFact,
     Ranking,
     RecordInPrompt,
@@ -44,7 +44,6 @@ from llama_index_memory_ext.facts.ranking import (
     Surroundings,
     Weights,
     counted_line,
-    explain,
 )
 from llama_index_memory_ext.facts.user_facts import UserFacts
 from llama_index_memory_ext.models.local_embeddings import EmbedModel, embed_model_of

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import sys
-import textwrap
-from collections import Counter, defaultdict
+from collections import defaultdict
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import chain, islice
-from math import log
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
@@ -19,8 +16,8 @@ from llama_index_memory_ext.fact import (
     CONFIDENCE_WEIGHT,
     SIMILARITY_WEIGHT,
     Fact,
-    utc_now,
 )
+from llama_index_memory_ext.facts.concern import question_shares, terms_of
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker
 from llama_index_memory_ext.search.tfidf import (
     SOURCE_SHARE,
@@ -36,7 +33,6 @@ from llama_index_memory_ext.words import phrases
 from llama_index_memory_ext.words.dates import Period, date_words
 from llama_index_memory_ext.words.tokens import (
     languages_of,
-    related_terms,
     terms_in,
     words_in,
 )
@@ -50,7 +46,6 @@ if TYPE_CHECKING:
         Mapping,
         Sequence,
     )
-    from datetime import datetime
 
     from llama_index_memory_ext.store.readers import Readers
 
@@ -70,14 +65,6 @@ PROFILE_NAME = "user_profile"
 # Where a fact stands in a prompt.
 IN_PROFILE = "profile"
 FOR_QUESTION = "question"
-# Constants of ``min_similarity``, chosen on exact_facts; see CONTRIBUTING.md. The words
-# of a question together weigh at most as much as this number of words of one fact alone.
-_MOST_QUESTION_WEIGHT = 2
-# The weights of a word that no fact has, and of a related word.
-_UNKNOWN_WEIGHT = 0.5
-_RELATED_WEIGHT = 0.8
-# Questions of at most eight words have related words.
-_SHORT_QUESTION = 8
 # The least share of the best similarity.
 _STRICT_FLOOR = 0.6
 # A question and the turns before it continue a subject if they have 15 terms.
@@ -202,7 +189,7 @@ class RankedFact(NamedTuple):
             codes = languages_of(turn, self.languages) or languages_of(
                 content, self.languages
             )
-            terms = _terms(text, codes)
+            terms = terms_of(text, codes)
             words = words_in(turn, codes)
             matched += [word.written for word in words if word.term in terms]
         return tuple(dict.fromkeys(matched))
@@ -576,93 +563,6 @@ class Ranking(NamedTuple):
         return entries
 
 
-def question_shares(
-    texts: Mapping[str, str],
-    question: str,
-    context: Sequence[str] = (),
-    languages: tuple[str, ...] | None = None,
-) -> dict[str, float]:
-    """Return the share of a question that each text covers, 0..1, by key; words are weighted by their idf.
-
-    ``share = idf of the words in common / min(idf of all words of the question, 2 * idf
-    of a word that one text has)``. A text without a word of the question is missing. So
-    is a text if another text has the same words of the question, and more.
-
-    >>> shares = question_shares({"a": "Owns a guitar", "b": "Plays at home", "c": "Tea"}, "Which guitar do I play?")
-    >>> {key: round(share, 1) for key, share in shares.items()}
-    {'a': 0.5, 'b': 0.5}
-    """
-    earlier_turns = "\n".join(context)
-    codes = languages_of(question, languages) or languages_of(earlier_turns, languages)
-    words = _terms(question, codes) or _terms(earlier_turns, codes)
-    words_of_texts = {key: _terms(text, codes) for key, text in texts.items()}
-    common = {key: own & words for key, own in words_of_texts.items()}
-    frequency = Counter(chain.from_iterable(words_of_texts.values()))
-    weights = {}
-    for word in words:
-        weights[word] = _idf(frequency[word], len(texts))
-        if word not in frequency:
-            weights[word] *= _UNKNOWN_WEIGHT
-    full_weight = min(
-        sum(weights.values()), _MOST_QUESTION_WEIGHT * _idf(1, len(texts))
-    )
-    for word, keys in _related_texts(words, codes, words_of_texts).items():
-        weights[word] = _RELATED_WEIGHT * _UNKNOWN_WEIGHT * _idf(len(keys), len(texts))
-        for key in keys:
-            common[key] |= {word}
-    return _covered_shares(common, weights, full_weight)
-
-
-def _idf(frequency: int, texts: int) -> float:
-    return 1 + log((1 + texts) / (1 + frequency))
-
-
-def _related_texts(
-    words: frozenset[str],
-    codes: tuple[str, ...],
-    words_of_texts: Mapping[str, frozenset[str]],
-) -> dict[str, list[str]]:
-    """Return the keys of texts with a related word, for each word that no text has.
-
-    {} for a long question, and for a question in another language than English.
-    """
-    if len(words) > _SHORT_QUESTION or codes[:1] not in ((), ("en",)):
-        return {}
-    words_of_all = frozenset(chain.from_iterable(words_of_texts.values()))
-    keys_of_words = {}
-    for word in words:
-        if word not in words_of_all:
-            related = frozenset(related_terms(word))
-            keys_of_words[word] = [
-                key
-                for key, own in words_of_texts.items()
-                if not related.isdisjoint(own)
-            ]
-    return keys_of_words
-
-
-def _covered_shares(
-    common: Mapping[str, frozenset[str]],
-    weights: Mapping[str, float],
-    full_weight: float,
-) -> dict[str, float]:
-    """Return the share of the full weight that the words in common with each text have."""
-    all_common = set(common.values())
-    shares = {}
-    for key, words in common.items():
-        if words and not any(words < larger for larger in all_common):
-            weight = 0.0
-            for word in words:
-                weight += weights[word]
-            shares[key] = min(1.0, weight / full_weight)
-    return shares
-
-
-@lru_cache(maxsize=10_000)
-def _terms(text: str, codes: tuple[str, ...]) -> frozenset[str]:
-    return frozenset(word.term for word in words_in(text, codes))
-
-
 def rank(
     facts: Sequence[Fact],
     question: str,
@@ -676,202 +576,12 @@ def rank(
     ``context`` are the turns before the question. ``ranker`` holds the documents of
     these facts; None: they are indexed for this call, which takes about 0.1 ms for each.
     """
-    showable = ShowableFacts(facts, _indexed(facts) if ranker is None else ranker)
+    showable = ShowableFacts(facts, index_of(facts) if ranker is None else ranker)
     return list(showable.score(question, context, weights).best_first())
 
 
-def _indexed(facts: Sequence[Fact]) -> TfidfRanker:
+def index_of(facts: Sequence[Fact]) -> TfidfRanker:
+    """Return a new index of these facts."""
     ranker = TfidfRanker()
     ranker.add(map(document_of, facts))
     return ranker
-
-
-def format_facts(
-    facts: Sequence[Fact],
-    max_tokens: int = 2000,
-    current_context: str | None = None,
-    *,
-    now: datetime | None = None,
-) -> str:
-    """Return the facts that matter for a conversation, best first, a line each, in at most ``max_tokens`` tokens.
-
-    Args:
-        facts: Any facts; facts that do not hold now are left out. If no fact fits, the
-            text is empty.
-        max_tokens: Most tokens (o200k_base) of the whole text.
-        current_context: The last turns, oldest first, with a blank line between two, or
-            else one turn a line. The last is the question; those before it count less.
-            None or empty: facts are ranked by confidence.
-        now: When the text is shown; default: now.
-
-    Examples:
-        >>> from datetime import datetime, timezone
-        >>> from llama_index_memory_ext import Fact
-        >>> day = datetime(2026, 11, 20, tzinfo=timezone.utc)
-        >>> facts = [Fact(content=text, created_at=day) for text in ("Likes tea", "Lives in Rome")]
-        >>> print(format_facts(facts, current_context="Where do I live?", now=day), end="")
-        <fact date="2026-11-20">Lives in Rome</fact>
-        <fact date="2026-11-20">Likes tea</fact>
-    """
-    shown_at = now or utc_now()
-    present = [fact for fact in facts if fact.state(shown_at) == "present"]
-    *context, question = _turns_in(current_context or "")
-    counter = TokenCounter()
-    lines = {fact.id: counted_line(fact, counter) for fact in present}
-    showable = ShowableFacts(present, _indexed(present), lines=lines)
-    ranking = showable.score(question, context, Weights())
-    return "".join(lines[entry.fact.id].text for entry in ranking.fit(max_tokens))
-
-
-def _turns_in(text: str) -> list[str]:
-    """Return the turns of a text, between blank lines or else one a line; [""] for none."""
-    text = text.strip()
-    turns = text.split("\n\n") if "\n\n" in text else text.splitlines()
-    return list(filter(None, map(str.strip, turns))) or [""]
-
-
-_COLUMNS = (
-    "fact",
-    "similarity",
-    "confidence",
-    "recency",
-    "score",
-    "words in common",
-    "tokens",
-    "shown",
-)
-_CONTENT_WIDTH = 48
-_MOST_WORDS = 5
-_ABOUT_SIMILARITY = "Similarity compares these facts with each other: the one that is most like the question has 1."
-
-
-@dataclass(frozen=True, slots=True)
-class ExplainedFact:
-    """A fact with its numbers for one question, each in 0..1, and why it is shown or not.
-
-    ``similarity``: the fact that is most like the question has 1.
-    ``matched``: the words in common.
-    ``injected``: whether the fact is shown.
-    ``place``: "profile", in front of the record, or "question"; "" if it is not shown.
-    """
-
-    fact: Fact
-    similarity: float
-    confidence: float
-    score: float
-    matched: tuple[str, ...]
-    tokens: int
-    injected: bool
-    why: str
-    recency: float = 0.0
-    place: str = ""
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Explanation:
-    """The facts for one question, best first, the tokens of the shown facts, and the weights of the numbers.
-
-    ``omitted``: the number of further facts, which are not explained.
-    """
-
-    facts: tuple[ExplainedFact, ...]
-    tokens: int
-    limit: int
-    weights: Weights
-    omitted: int = 0
-
-    def __repr__(self) -> str:
-        rows = [_COLUMNS, *map(_cells, self.facts)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-        return "\n".join([*lines, *self.notes])
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """The tokens, the formula of the score, and the meaning of similarity, for below the table."""
-        parts = [
-            f"{weight:.2f} {name}"
-            for name, weight in self.weights._asdict().items()
-            if round(weight, 2)
-        ]
-        number = sum(fact.injected for fact in self.facts)
-        facts = f"{number} fact{'s' * (number != 1)}"
-        tokens = (
-            f"Shown: {facts}, {self.tokens} tokens. There is room for {self.limit} tokens: "
-            "the limit without the tags around all facts."
-        )
-        return tokens, f"score = {' + '.join(parts)}", _ABOUT_SIMILARITY
-
-
-def explain(ranking: Ranking, most: int | None = None) -> Explanation:
-    """Return which of the ranked facts are shown in the prompt, and why.
-
-    Facts that are not shown are explained if they are among the best ``most``; None:
-    all of them.
-    """
-    limit = ranking.surroundings.limit
-    ranked = list(ranking.best_first())
-    reasons = dict.fromkeys(
-        ranking.surroundings.stated, "left out: its message is in the record"
-    )
-    for entry in ranking.concerning(ranked):
-        reasons[entry.fact.id] = "left out: no room"
-    places = {fact.id: IN_PROFILE for fact in ranking.surroundings.profile}
-    for entry in ranking.fit(limit):
-        places[entry.fact.id] = FOR_QUESTION
-    facts = []
-    tokens = 0
-    for number, entry in enumerate(ranked, 1):
-        fact = entry.fact
-        place = places.get(fact.id, "")
-        if most is not None and number > most and not place:
-            continue
-        line = ranking.showable.lines[fact.id]
-        why = reasons.get(fact.id, "left out: too little in common")
-        if place:
-            tokens += line.tokens
-            why = _why_shown(entry, place)
-        if place == IN_PROFILE:
-            limit += line.tokens
-        facts.append(
-            ExplainedFact(
-                fact,
-                entry.similarity,
-                entry.confidence,
-                entry.score,
-                entry.matched,
-                line.tokens,
-                bool(place),
-                why,
-                entry.recency,
-                place,
-            )
-        )
-    omitted = len(ranked) - len(facts)
-    return Explanation(tuple(facts), tokens, limit, ranking.weights, omitted)
-
-
-def _why_shown(entry: RankedFact, place: str) -> str:
-    if why_first(entry.fact):
-        return why_first(entry.fact)
-    if place == IN_PROFILE:
-        return "in the profile"
-    if entry.past:
-        return "was true before"
-    if not entry.similarity:
-        return "nothing in common, but room"
-    return "like the question"
-
-
-def _cells(fact: ExplainedFact) -> tuple[str, ...]:
-    content = textwrap.shorten(fact.fact.content, _CONTENT_WIDTH, placeholder="...")
-    if fact.fact.said_as in ("planned", "past"):
-        content += f" ({fact.fact.said_as})"
-    numbers = (fact.similarity, fact.confidence, fact.recency, fact.score)
-    return (
-        content,
-        *map("{:.2f}".format, numbers),
-        ", ".join(fact.matched[:_MOST_WORDS]),
-        str(fact.tokens),
-        f"yes: {fact.why}" if fact.injected else fact.why,
-    )

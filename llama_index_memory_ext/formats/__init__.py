@@ -1,4 +1,4 @@
-"""Conversations as JSON: reads and writes the layouts of LlamaIndex and OpenAI."""
+"""Conversations as JSON: reads the layouts of LlamaIndex and OpenAI, and writes the first."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, get_args
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.utils import get_tqdm_iterable
 from pydantic import BaseModel, ValidationError
 
-from llama_index_memory_ext.errors import LayoutError, MessageError
-from llama_index_memory_ext.formats.layouts import described, from_openai, to_openai
+from llama_index_memory_ext.errors import MessageError
+from llama_index_memory_ext.formats.layouts import described, from_openai
 from llama_index_memory_ext.text.messages import (
     Json,
     MovedMessage,
@@ -22,8 +21,6 @@ from llama_index_memory_ext.text.messages import (
     storable,
     times_in,
 )
-
-Layout = Literal["llama_index", "openai"]
 
 # Beside an exported message: when it was stored.
 _STORED_AT = "stored_at"
@@ -125,34 +122,20 @@ def moved_from_json(
     return messages
 
 
-def messages_to_json(
-    messages: Sequence[ChatMessage],
-    *,
-    layout: Layout = "llama_index",
-    indent: int | None = 2,
-) -> str:
+def messages_to_json(messages: Sequence[ChatMessage], *, indent: int | None = 2) -> str:
     """Return the messages as a JSON list, "[]" if there are none; ``indent`` None writes a single line.
 
-    The layout ``"llama_index"`` keeps everything: ``messages_from_json`` returns the
-    same messages. ``"openai"`` is for OpenAI's Chat Completions and compatible APIs:
-    thinking, speakers and most of ``additional_kwargs`` are left out. A text names each
-    file that has only a path, and any other content without a place in the API.
+    ``messages_from_json`` returns the same messages.
 
     Raises:
-        LayoutError: There is no such layout.
         MessageError: An entry is no message, or JSON has no value for its content.
 
     Examples:
-        >>> messages_to_json([ChatMessage("Hello!")], layout="openai", indent=None)
-        '[{"role": "user", "content": "Hello!"}]'
+        >>> messages_to_json([])
+        '[]'
     """
-    if layout not in get_args(Layout):
-        raise LayoutError(
-            f"Expected the layout to be one of {', '.join(get_args(Layout))}; saw {layout!r}."
-        )
-    write = to_openai if layout == "openai" else _own_layout
     try:
-        written = list(map(write, checked_messages(messages)))
+        written = list(map(_own_layout, checked_messages(messages)))
         return json.dumps(written, ensure_ascii=False, allow_nan=False, indent=indent)
     except (ValueError, RecursionError) as error:
         raise MessageError(

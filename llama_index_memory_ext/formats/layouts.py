@@ -1,4 +1,4 @@
-"""The layouts of one message: OpenAI's to LlamaIndex's, and LlamaIndex's to OpenAI's."""
+"""Reads a message in the layout of OpenAI."""
 
 from __future__ import annotations
 
@@ -9,26 +9,20 @@ from typing import NamedTuple
 from llama_index.core.base.llms import types
 from llama_index.core.base.llms.types import (
     ChatMessage,
-    MessageRole,
     TextBlock,
     ToolCallBlock,
 )
 
 from llama_index_memory_ext.errors import MessageError
-from llama_index_memory_ext.text.entries import body_of
 from llama_index_memory_ext.text.messages import (
-    ASSISTANT_ROLES,
     ID_KEY,
     Json,
-    ToolCall,
     calls_of,
-    clean,
     to_json,
 )
 
-# LlamaIndex's own converters are not used: from_openai_message_dict ignores calls and
-# raises KeyError for an image without a "detail"; to_openai_message_dict loses names
-# and downloads documents that have an address.
+# LlamaIndex's from_openai_message_dict is not used: it ignores calls, and raises
+# KeyError for an image without a "detail".
 
 _NAMES = ("name", "tool_call_id")
 _CONTENT_KEYS = ("content", "tool_calls", "function_call", "refusal", "audio")
@@ -114,55 +108,6 @@ def _call_blocks(message: dict[str, Json]) -> list[ToolCallBlock]:
     ]
 
 
-def to_openai(message: ChatMessage) -> dict[str, Json]:
-    """Return a message as OpenAI's API takes it; content without a place in the API becomes a text or is left out."""
-    role = message.role
-    if role in ASSISTANT_ROLES:
-        role = MessageRole.ASSISTANT
-    calls = calls_of(message)
-    parts = _openai_parts(message, role)
-    content: Json = parts
-    if [part["type"] for part in parts] == ["text"]:
-        content = parts[0]["text"]
-    elif not parts:
-        content = None if calls else ""
-    written = {"role": role.value, "content": content}
-    written |= _openai_calls(calls)
-    for key in _NAMES:
-        name = message.additional_kwargs.get(key)
-        if name is not None:
-            written[key] = str(name)
-    return dict(clean(written))
-
-
-def _openai_calls(calls: list[ToolCall]) -> dict[str, Json]:
-    """Return the calls under OpenAI's key; a single call without an id is a function call."""
-    functions = [{"name": call.name, "arguments": call.arguments} for call in calls]
-    if len(calls) == 1 and not calls[0].id:
-        return {"function_call": functions[0]}
-    entries = []
-    for i, (call, function) in enumerate(zip(calls, functions, strict=True)):
-        call_id = call.id or f"call_{i}"
-        entries.append({"id": call_id, "type": "function", "function": function})
-    return {"tool_calls": entries} if entries else {}
-
-
-def _openai_parts(message: ChatMessage, role: MessageRole) -> list[dict[str, Json]]:
-    """Return the media of the user, and the texts, but not the calls."""
-    parts = []
-    for block in message.blocks:
-        medium = _medium(block) if role == MessageRole.USER else None
-        if medium:
-            parts.append(medium)
-        elif not isinstance(block, ToolCallBlock):
-            # A text names each medium that is not in the message: no file is opened,
-            # and no address is asked.
-            text = body_of(ChatMessage(blocks=[block]))
-            if text:
-                parts.append({"type": "text", "text": text})
-    return parts
-
-
 def _content_blocks(message: dict[str, Json]) -> list[types.ContentBlock]:
     """Return the blocks of a message without its calls."""
     content = message.get("content")
@@ -244,35 +189,3 @@ def _text(parent: Json, key: str, place: str = "the message") -> str:
         return value
     seen = described(parent) if value is None else f"{described(value)} there"
     raise MessageError(f"Expected {place} to have a text as {key!r}; saw {seen}.")
-
-
-def _medium(block: types.ContentBlock) -> dict[str, Json] | None:
-    """Return a picture, a sound or a document as OpenAI's part; None for any other block."""
-    if isinstance(block, types.ImageBlock):
-        return _image_part(block)
-    if isinstance(block, types.AudioBlock):
-        if isinstance(block.audio, bytes) and block.format:
-            sound = {"data": block.audio.decode(), "format": block.format}
-            return {"type": "input_audio", "input_audio": sound}
-    elif isinstance(block, types.DocumentBlock) and isinstance(block.data, bytes):
-        file_data = _data_url(block.document_mimetype, block.data)
-        file = {"filename": block.title, "file_data": file_data}
-        return {"type": "file", "file": file}
-    return None
-
-
-def _image_part(block: types.ImageBlock) -> dict[str, Json] | None:
-    """Return OpenAI's part for a picture; None for a picture that has only a path."""
-    url = str(block.url or "")
-    if isinstance(block.image, bytes):
-        url = _data_url(block.image_mimetype, block.image)
-    if not url:
-        return None
-    image = {"url": url}
-    if block.detail:
-        image["detail"] = block.detail
-    return {"type": "image_url", "image_url": image}
-
-
-def _data_url(mimetype: str | None, data: bytes) -> str:
-    return f"data:{mimetype or ''};base64,{data.decode()}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index.core.base.llms.types import MessageRole
 
@@ -67,9 +67,6 @@ class Due(NamedTuple):
 
 
 ALL_UNREAD = Due()
-
-# The users whose messages count as messages of the user of the facts; None: all users.
-_Speakers: TypeAlias = "Collection[str | None] | None"
 
 
 class Batch(NamedTuple):
@@ -153,8 +150,7 @@ class BatchReader:
     ) -> Batch | None:
         """Return the oldest unread rows that fit one request; None if they are not due."""
         rows = unread.rows
-        speakers = await self._speakers()
-        lines = await self._lines_of(rows, speakers, budget)
+        lines = await self._lines_of(rows, budget)
         end = _end_of_turns(rows, lines, answered=due.answered)
         starts = [line.is_users for line in lines[:end]]
         texts = [sent_part(line) for line in lines[:end]]
@@ -173,7 +169,7 @@ class BatchReader:
             most_turns=progress_of(unread.state).most_turns,
         )
         unread = replace(unread, rows=rows[:end])
-        return await self._batch(unread, lines[:end], budget, speakers)
+        return await self._batch(unread, lines[:end], budget)
 
     async def read_turn(self, turn: SetAside, budget: RequestBudget) -> Batch | None:
         """Return a turn that was set aside; None if it was deleted or read again since."""
@@ -187,9 +183,8 @@ class BatchReader:
         rows = [row for row in page.rows if row.id <= turn.last]
         if not rows or turn not in progress_of(page.state).set_aside:
             return None
-        speakers = await self._speakers()
-        lines = await self._lines_of(rows, speakers, budget)
-        return await self._batch(replace(page, rows=rows), lines, budget, speakers)
+        lines = await self._lines_of(rows, budget)
+        return await self._batch(replace(page, rows=rows), lines, budget)
 
     async def recent(self) -> RecentLines:
         """Return the last lines of the session and its tools' results, the current turn included."""
@@ -209,11 +204,11 @@ class BatchReader:
             for row in rows
             if row.is_result
         ]
-        lines = await self._lines_of(rows, await self._speakers())
+        lines = await self._lines_of(rows)
         return RecentLines([line for line in lines if line.text], results)
 
-    async def _speakers(self) -> _Speakers:
-        """Return the speakers whose messages count as the user's.
+    async def _speakers(self) -> Collection[str | None] | None:
+        """Return the speakers whose messages count as the user's; None: all speakers.
 
         All speakers count for a user who does not own the session, such as a team. A
         message without a speaker counts as the user's if the session has no other owner.
@@ -230,14 +225,13 @@ class BatchReader:
     async def _lines_of(
         self,
         rows: Sequence[LogRow],
-        speakers: _Speakers,
         budget: RequestBudget = RequestBudget(),  # noqa: B008 - it is immutable
     ) -> list[Utterance]:
         """Return the text and the speaker of each row.
 
-        A text is clipped to half a batch. A question of a user outside ``speakers`` gets
-        another role.
+        A text is clipped to half a batch. A question of another user gets another role.
         """
+        speakers = await self._speakers()
         limit = budget.batch // 2
 
         def read_lines() -> list[Utterance]:
@@ -265,7 +259,6 @@ class BatchReader:
         unread: LogPage,
         lines: Sequence[Utterance],
         budget: RequestBudget,
-        speakers: _Speakers,
     ) -> Batch:
         """Return a batch of rows and their lines, with the lines right before it.
 
@@ -276,7 +269,7 @@ class BatchReader:
         page = await self.user_facts.store.readers.page(
             self.session_id, "", ReadPosition(), before=rows[0].id, limit=_CONTEXT_ROWS
         )
-        context = await self._lines_of(page.rows, speakers)
+        context = await self._lines_of(page.rows)
         before = [
             line._replace(text=line.text[-_CONTEXT_CHARACTERS:])
             for line in context

@@ -201,8 +201,7 @@ class Extractor:
             tool_text=tool_text,
             retired_by=retired_by,
         )
-        valid = await self._validated(validate, about, self.block.now())
-        applied = self._changes_of(valid)
+        applied = await self._check(validate, about, self.block.now())
         if not applied.changed:
             return applied
         store = user_facts.store.facts
@@ -245,8 +244,12 @@ class Extractor:
             started = perf_counter()
             reply = await self._ask(request)
             seconds = perf_counter() - started
-            extracted = await self._check(request, reply)
-            extracted = extracted._replace(seconds=seconds)
+            validate = partial(validate_reply, reply, batch.lines, context=batch.before)
+            extracted = await self._check(
+                validate, request.known_facts, batch.asked_at, review=self.review
+            )
+            used = self._take_uncounted()
+            extracted = extracted._replace(seconds=seconds, usage=used)
             progress = progress._replace(is_understood=True)
         return await self._write(batch, extracted, progress, seen)
 
@@ -288,15 +291,42 @@ class Extractor:
                 reply = with_ending(reply, doubt)
         return reply
 
-    async def _check(self, request: Request, reply: Sequence[NewFact]) -> Extracted:
-        """Return the facts that a reply changes, not yet stored."""
-        batch = request.batch
-        validate = partial(validate_reply, reply, batch.lines, context=batch.before)
-        valid = await self._validated(validate, request.known_facts, batch.asked_at)
-        if self.review:
-            valid = pending_reply(valid, self.user_facts)
-        extracted = self._changes_of(valid)
-        return extracted._replace(usage=self._take_uncounted())
+    async def _check(
+        self,
+        validate: Callable[..., ValidatedReply],
+        known_facts: Sequence[Fact],
+        said_at: datetime,
+        *,
+        review: bool = False,
+    ) -> Extracted:
+        """Validate a reply beside the facts of the user; return the facts that it changes, not yet stored.
+
+        ``validate``: ``validate_reply`` with the reply and its lines.
+        ``review``: new facts are pending.
+        """
+        user_facts = self.user_facts
+        # A fact that was deleted meanwhile is retired here, so that no entry stores it
+        # again.
+        current = [
+            user_facts.facts.get(fact.id) or retire(fact, "deleted", fact.updated_at)
+            for fact in known_facts
+        ]
+        # Dates and languages of a long text take a while, which must not block the
+        # event loop.
+        valid = await asyncio.to_thread(
+            validate,
+            current,
+            now=said_at,
+            active=(*user_facts.active, *user_facts.pending),
+            session_id=self.session_id,
+            min_confidence=self.min_confidence,
+        )
+        valid = with_agent(valid, user_facts.view.own)
+        if review:
+            valid = pending_reply(valid, user_facts)
+        self.rejections.update(valid.rejections)
+        changed = changed_facts(valid, user_facts, self.max_facts, self.block.now())
+        return Extracted(changed, valid)
 
     async def _write(
         self,
@@ -360,43 +390,6 @@ class Extractor:
         used = sum(self.uncounted, Usage())
         self.uncounted.clear()
         return used
-
-    async def _validated(
-        self,
-        validate: Callable[..., ValidatedReply],
-        known_facts: Sequence[Fact],
-        said_at: datetime,
-    ) -> ValidatedReply:
-        """Validate a reply beside the facts of the user, and return the result.
-
-        ``validate``: ``validate_reply`` with the reply and its lines.
-        """
-        user_facts = self.user_facts
-        # A fact that was deleted meanwhile is retired here, so that no entry stores it
-        # again.
-        current = [
-            user_facts.facts.get(fact.id) or retire(fact, "deleted", fact.updated_at)
-            for fact in known_facts
-        ]
-        # Dates and languages of a long text take a while, which must not block the
-        # event loop.
-        valid = await asyncio.to_thread(
-            validate,
-            current,
-            now=said_at,
-            active=(*user_facts.active, *user_facts.pending),
-            session_id=self.session_id,
-            min_confidence=self.min_confidence,
-        )
-        return with_agent(valid, user_facts.view.own)
-
-    def _changes_of(self, valid: ValidatedReply) -> Extracted:
-        """Count the rejections of a validated reply, and return the facts that it changes."""
-        self.rejections.update(valid.rejections)
-        changed = changed_facts(
-            valid, self.user_facts, self.max_facts, self.block.now()
-        )
-        return Extracted(changed, valid)
 
     async def _goes_on(self, error: Exception, batch: Batch) -> bool:
         """Note a failure with the cursor; return whether the caller can go on at once."""

@@ -82,7 +82,6 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     from llama_index_memory_ext.facts.book import FactBook
-    from llama_index_memory_ext.formats import Layout
     from llama_index_memory_ext.memory.backfill import Backfilled
     from llama_index_memory_ext.memory.stats import MemoryStats
     from llama_index_memory_ext.record.recall import FoundMessage
@@ -572,13 +571,11 @@ class CondensedMemory(MemoryFields):
         await self.sql_store.facts.link_session(self.session_id)
         return count
 
-    async def aexport(self, *, layout: Layout = "llama_index") -> str:
+    async def aexport(self) -> str:
         """Return all messages of the session, oldest first, as a JSON list; "[]" if there are none.
 
         Beside each message, ``stored_at`` is the time at which it was stored. In a
         session of several users, ``additional_kwargs["user_id"]`` is the speaker.
-        ``layout="openai"`` is the format of OpenAI's Chat Completions, without these;
-        ``messages_to_json`` lists the fields that this format lacks.
         """
         from llama_index_memory_ext.formats import messages_to_json  # at first use
 
@@ -586,9 +583,7 @@ class CondensedMemory(MemoryFields):
         rows = await self.sql_store.readers.find(self.session_id)
         # Writing a long history takes seconds and must not block the event loop.
         return await asyncio.to_thread(
-            lambda: messages_to_json(
-                [row.moved for row in rows if not row.is_damaged], layout=layout
-            )
+            lambda: messages_to_json([row.moved for row in rows if not row.is_damaged])
         )
 
     async def abackfill(

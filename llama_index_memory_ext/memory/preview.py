@@ -26,11 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from llama_index_memory_ext.fact import Fact, SetAside
-    from llama_index_memory_ext.facts.ranking import (
-        ExplainedFact,
-        Explanation,
-        RankedFact,
-    )
+    from llama_index_memory_ext.facts.explanation import ExplainedFact, Explanation
+    from llama_index_memory_ext.facts.ranking import RankedFact
     from llama_index_memory_ext.record.window import Window
     from llama_index_memory_ext.store import MemoryStore
     from llama_index_memory_ext.text.tokens import TokenCounter

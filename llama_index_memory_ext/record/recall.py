@@ -39,9 +39,10 @@ from llama_index_memory_ext.text.parts import (
     TAGS,
     Part,
     Section,
+    counted_section,
 )
 from llama_index_memory_ext.text.turns import question_in
-from llama_index_memory_ext.words.asking import asking_share, asks
+from llama_index_memory_ext.words.asking import asking_share, asks, tells_change
 from llama_index_memory_ext.words.tokens import terms_in
 
 if TYPE_CHECKING:
@@ -274,7 +275,9 @@ class MessageSearch:
             # Rows were deleted after the record was read.
             return RecalledMessages()
         self.reader.heat_up(session_id, window, heat)
-        recalled = recalled_messages(shown_messages, window.sticky_heat, counter)
+        recalled = recalled_messages(
+            shown_messages, window.sticky_heat, counter, index.today.isoformat()
+        )
         # Vectors may come later, and a failed index is made anew.
         if index.embeddings is None and index.epoch == window.seen.epoch:
             self.reader.store.cache.put(session_id, key, _Recalled(request, recalled))
@@ -500,18 +503,33 @@ def show_messages(
 
 
 def recalled_messages(
-    messages: Sequence[_ShownMessage], sticky: Container[int], counter: TokenCounter
+    messages: Sequence[_ShownMessage],
+    sticky: Container[int],
+    counter: TokenCounter,
+    today: str,
 ) -> RecalledMessages:
-    """Return the messages, and a section without the sticky messages."""
-    parts = []
+    """Return the messages, and a section without the sticky messages; what the user has changed stands last.
+
+    A change has its day, unless it is ``today``.
+    """
+    recalled: list[Part] = []
+    changes: list[Part] = []
     for message, entries in messages:
-        if message.row_ids[0] not in sticky:
+        if message.row_ids[0] in sticky:
+            continue
+        sources = (message,)
+        if message.role == MessageRole.USER.value and tells_change(message.text):
+            text = f"- {message.text}\n"
+            if message.day not in ("", today):
+                text = f"- {message.text} ({message.day})\n"
+            changes.append(Part("changed", text, counter.count(text), sources=sources))
+        else:
             text = "".join(entry.text for entry in entries)
             tokens = tokens_of(entries)
-            parts.append(
-                Part("recalled", text, tokens, message.day, sources=(message,))
-            )
-    section = earlier_section(parts, counter)
+            recalled.append(Part("recalled", text, tokens, message.day, sources))
+    earlier = earlier_section(recalled, counter)
+    changed = counted_section(changes, counter)
+    section = Section([*earlier.parts, *changed.parts], earlier.tokens + changed.tokens)
     return RecalledMessages(section, [message for message, _ in messages])
 
 

@@ -22,12 +22,12 @@ from llama_index_memory_ext.events import MemoryFailure, is_handled
 from llama_index_memory_ext.settings import describe_value
 from llama_index_memory_ext.words.tokens import (
     checked_languages,
+    indexed_words,
     is_function_word,
     languages_in,
     languages_of,
     related_terms,
     term_of,
-    words_of,
 )
 
 if TYPE_CHECKING:
@@ -405,7 +405,7 @@ def _weights_of(
 
 
 def _words_in(text: str) -> list[str]:
-    return [word.written for word in words_of(text)]
+    return [word.written for word in indexed_words(text)]
 
 
 def _with_neighbours(own: Values, near: Sequence[Values]) -> Values:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 EARLIER_OPENING = (
     '<earlier_messages note="said before the messages above; found for the question">\n'
 )
+# A small model otherwise answers with what was said before a change, if that has more
+# words of the question.
+CHANGED_OPENING = '<earlier_messages note="said later">\nWhat has changed since then:\n'
 # In front of the record.
 STICKY_OPENING = '<earlier_messages note="said before the messages below">\n'
 EARLIER_CLOSING = "</earlier_messages>\n"
@@ -27,6 +30,7 @@ PartKind: TypeAlias = Literal[
     "unread",
     "fact",
     "recalled",
+    "changed",
     "sticky",
     "message",
     "summary",
@@ -41,6 +45,7 @@ _LAST_FIRST = ("unread", "fact")
 # The tags around the parts of a kind.
 TAGS = {
     "recalled": (EARLIER_OPENING, EARLIER_CLOSING),
+    "changed": (CHANGED_OPENING, EARLIER_CLOSING),
     "sticky": (STICKY_OPENING, EARLIER_CLOSING),
 }
 _NO_TAGS = ("", "")

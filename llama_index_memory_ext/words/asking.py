@@ -52,6 +52,16 @@ def asks_about_now(text: str) -> bool:
     return phrases("asking", "now").search(ends_of(text, _END_CHARACTERS)) is not None
 
 
+def tells_change(text: str) -> bool:
+    """Return whether a text tells that something has changed.
+
+    >>> tells_change("We have moved to Ghent."), tells_change("I live in Ghent.")
+    (True, False)
+    """
+    changed = phrases("asking", "changed")
+    return changed.search(ends_of(text, _END_CHARACTERS)) is not None
+
+
 def change_words(text: str) -> str:
     """Return words of a change that a text may ask about, in its language; "" for none.
 

@@ -1,8 +1,8 @@
 """Words of a text: the terms of an index, and the keywords that statements are compared by.
 
-``words_of`` are words with their terms. ``words_in`` leaves out the function words of a
-language, and stems in it; ``terms_in`` are its terms. ``keywords`` are for comparing two
-statements.
+``words_of`` yields words with their terms. ``indexed_words`` are these words without the
+verb "use". ``words_in`` also leaves out the function words of a language, and stems in
+it; ``terms_in`` are its terms. ``keywords`` are for comparing two statements.
 """
 
 from __future__ import annotations
@@ -98,6 +98,8 @@ _WORD = (
     rf"|[a-z](?:\+\+|#)(?!\w)"
     rf"|(?:[^\W_{_KATAKANA}{_UNSPACED}]|[{_SIGNS}]){{2,}}"
 )
+# "Uses Docker" and "it uses FastAPI" have nothing in common.
+_ANY_VERB = "use"
 # The names of Snowball's algorithms by the ISO 639-1 code of the language.
 LANGUAGES = dict(word_lists("languages")["snowball"])
 # Most Russian texts are written without the first.
@@ -115,10 +117,8 @@ class Word(NamedTuple):
     term: str
 
 
-# A text is analyzed as a document and as the context of its neighbours.
-@lru_cache(maxsize=32)
-def words_of(text: str) -> tuple[Word, ...]:
-    """Return the words of a text that are indexed, with repetitions.
+def words_of(text: str) -> Iterator[Word]:
+    """Yield the words of a text that are indexed.
 
     Stop words, single characters, punctuation and emoji are left out. Scripts with
     spaces give words of at least two characters. Their terms are stems without accents;
@@ -128,14 +128,15 @@ def words_of(text: str) -> tuple[Word, ...]:
     "may" is a stop word, the month is not.
     """
     plain, days = with_english_days(unicodedata.normalize("NFKC", text))
-    words: list[Word] = []
-    for match in pattern(_WORD).finditer(plain.casefold()):
+    plain = plain.casefold()
+    for match in pattern(_WORD).finditer(plain):
         written = match.group()
         if match.lastgroup == "unspaced":
-            words += _pairs_of(written)
+            yield from _pairs_of(written)
         elif written not in STOP_WORDS:
-            words.append(_word(written))
-    return tuple(words + [Word(day, day) for day in days])
+            yield _word(written)
+    for day in days:
+        yield Word(day, day)
 
 
 def _pairs_of(characters: str) -> Iterator[Word]:
@@ -150,6 +151,13 @@ def _pairs_of(characters: str) -> Iterator[Word]:
 @lru_cache(maxsize=100_000)
 def _word(written: str) -> Word:
     return Word(written, term_of(written, "en"))
+
+
+# A text is analyzed as a document and as the context of its neighbours.
+@lru_cache(maxsize=32)
+def indexed_words(text: str) -> tuple[Word, ...]:
+    """Return the words of a text in order, with repetitions, without the verb "use"."""
+    return tuple(word for word in words_of(text) if word.term != _ANY_VERB)
 
 
 def without_accents(word: str) -> str:
@@ -348,11 +356,11 @@ def words_in(text: str, codes: Sequence[str] = ()) -> Iterator[Word]:
     """Yield the words of a text without function words, with their stems as terms.
 
     The first code is the language of the stems. Without a code, and in English, the
-    words are the same as in ``words_of``. Two texts are compared in the same
+    words are the same as in ``indexed_words``. Two texts are compared in the same
     language.
     """
     code = codes[0] if codes else "en"
-    for word in words_of(text):
+    for word in indexed_words(text):
         if code == "en" or not word.written.isalpha():
             yield word
         elif not is_function_word(word.written, codes):

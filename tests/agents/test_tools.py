@@ -359,7 +359,7 @@ async def test_an_id_that_came_with_imported_facts_forges_nothing(
         ("Likes tea of Bolivia", "I like tea", "It says more than the user did."),
         ("Password is swordfish", "my password is swordfish", "It holds a password"),
         ("", "I like tea", "Too few of its words are the user's own."),
-        ("x" * 501, "I like tea", "It has 501 characters"),
+        ("x" * 501, "I like tea", "A fact has at most 500 characters"),
     ],
 )
 async def test_what_extraction_would_reject_is_not_remembered(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,6 @@ COMMANDS = [
     ),
     ("facts edit 1 --user ann --content ' '", "words are needed", "facts edit 3f2a"),
     ("sessions list --limit -3", "--limit", "sessions list --limit 20"),
-    ("export --session a --format xml", "'xml'", "export --user ann"),
     ("retain --days old", "--days", "retain --days 90"),
     ("inspect --token-limit 4k", "--token-limit", "inspect --db memory.db"),
     ("mcp --user ann --http 99999", "--http", "mcp --user ann"),
@@ -114,23 +112,6 @@ def test_each_example_is_a_right_call(
     cli = command.on(database)
     cli("facts", "add", "Likes rain", "--user", "ann")
     assert cli(*arguments).returncode in (0, 1)
-
-
-@pytest.mark.parametrize("arguments", ["--json facts list", "--table t --json doctor"])
-def test_json_is_taken_before_the_command_and_behind_it(
-    command: Here, database: Path, arguments: str
-) -> None:
-    cli = command.on(database)
-    before = shlex.split(arguments) + ["--user", "ann"] * ("facts" in arguments)
-    behind = [*(word for word in before if word != "--json"), "--json"]
-    cli(*before[: before.index("--json")], "facts", "add", "Likes tea", "--user", "ann")
-    done = cli(*before)
-    assert json.loads(done.stdout) == json.loads(cli(*behind).stdout)
-    # It holds for one call.
-    behind.remove("--json")
-    assert not cli(*behind).stdout.startswith(("[", "{"))
-    failed = cli("--json", "facts", "list")
-    assert "pass --user ID" in json.loads(failed.stderr)["error"]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llama_index_memory_ext.facts.ranking import question_shares
+from llama_index_memory_ext.facts.concern import question_shares
 
 OTHERS = {
     str(i): text

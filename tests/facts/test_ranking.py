@@ -12,16 +12,15 @@ from hypothesis import strategies as st
 
 from llama_index_memory_ext import CondensedMemory, RelevantFactsBlock, TokenCounter
 from llama_index_memory_ext.fact import Fact
+from llama_index_memory_ext.facts.explanation import Explanation, format_facts
 from llama_index_memory_ext.facts.ranking import (
     FIRST_SHARE,
-    Explanation,
     Ranking,
     ShowableFacts,
     Weights,
     counted_line,
     document_of,
     fact_line,
-    format_facts,
     rank,
 )
 from llama_index_memory_ext.search.tfidf import Document, FactRanker, TfidfRanker
@@ -159,7 +158,7 @@ def test_the_parts_of_a_score_can_be_read() -> None:
 def test_a_word_of_the_question_is_worth_more_than_a_little_confidence() -> None:
     """The word may stand in one of the turns before."""
     docker, hints, pytests = (
-        "Deploys with Docker in containers",
+        "Uses Docker for containers",
         "Likes type hints in Python",
         "Prefers pytest for tests",
     )

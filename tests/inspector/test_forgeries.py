@@ -242,7 +242,6 @@ async def shown(names: Names) -> dict[str, Any]:
         told["unclear by MCP"] = str(refused.value)
         exports = [
             await memory.aexport(),
-            await memory.aexport(layout="openai"),
             await memory.facts.aexport(),
         ]
         views = Views(memory.sql_store, {})

@@ -371,7 +371,7 @@ def test_instructions_of_a_program_stand_in_place_of_ours_and_the_rest_stays() -
      [str(i) for i in range(51)]],
 )  # fmt: skip
 def test_categories_that_cannot_be_used_are_refused(categories: Any) -> None:
-    with pytest.raises(ValueError, match=r"expected .*, saw .*\. Name the categories"):
+    with pytest.raises(ValueError, match=r"expected .*; got .*\. Name the categories"):
         check_categories(categories)
 
 

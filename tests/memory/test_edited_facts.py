@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from llama_index_memory_ext import CondensedMemory, Fact
-from llama_index_memory_ext.facts.ranking import Explanation
+from llama_index_memory_ext.facts.explanation import Explanation
 from tests.memories import OpenMemory
 from tests.memory.test_profile import (
     BEHIND,

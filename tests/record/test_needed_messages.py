@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -141,6 +142,28 @@ async def test_a_question_about_the_present_finds_what_has_changed(
     )
     needs = [Need(before, question), Need(change, question)]
     assert await missing(memory, needs) == []
+
+
+async def test_what_has_changed_stands_last_among_the_recalled_messages(
+    open_memory: OpenMemory,
+) -> None:
+    """A small model answers with what was said before, if both look alike. A change of today has no day."""
+    memory = open_memory(condensed_token_limit=600, facts_token_limit=0)
+    old = ChatMessage(
+        "The dentist has moved to Ghent.",
+        additional_kwargs={"timestamp": datetime(2023, 5, 8, tzinfo=timezone.utc)},
+    )
+    change = "The dentist sees me on Friday instead."
+    others = ["I see the dentist on Monday.", "The dentist is a friend of my aunt."]
+    messages = [old, assistant("I see.")]
+    for said in (others[0], change, others[1]):
+        messages += [user(said), assistant("I see.")]
+    await put(memory, [*messages, *small_talk(0, TURNS)])
+    prompt = sent_text(await memory.aget(input="When do I see the dentist?"))
+    recalled_text, _, changes = prompt.partition("What has changed since then:\n")
+    assert all(said in recalled_text for said in others)
+    expected = f"- The dentist has moved to Ghent. (2023-05-08)\n- {change}\n</"
+    assert changes.startswith(expected)
 
 
 # ---- other words ----

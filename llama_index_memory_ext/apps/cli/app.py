@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 # From the options before the command: the chat table and the schema.
 _tables: ContextVar[dict[str, str | None]] = ContextVar("_tables")
-# Whether --json stands before the command.
-_wants_json: ContextVar[bool] = ContextVar("_wants_json", default=False)
 
 
 # What typer.Option returns is declared as Any.
@@ -146,9 +144,7 @@ def _set_tables(
             envvar="LLAMA_INDEX_MEMORY_SCHEMA",
         ),
     ] = None,
-    as_json: Json = False,
 ) -> None:
-    _wants_json.set(as_json)
     _tables.set({"table_name": table, "db_schema": schema})
 
 
@@ -234,7 +230,7 @@ def show(output: Output, *, as_json: bool) -> Any:
     # Imported here: it takes a while, and the help does not need it.
     from pydantic_core import to_jsonable_python
 
-    if as_json or _wants_json.get():
+    if as_json:
         # In ASCII, which any terminal and any pipe can print.
         print(json.dumps(to_jsonable_python(output.result), indent=2))
     else:

@@ -6,7 +6,7 @@ import json
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -82,10 +82,6 @@ def export(
     *,
     session: Session = None,
     user: User = None,
-    layout: Annotated[
-        Literal["llama_index", "openai"],
-        typer.Option("--format", metavar="FORMAT", help="llama_index or openai."),
-    ] = "llama_index",
     output: Annotated[
         Path, cli.option("--output -o FILE", "The file; - for stdout.")
     ] = Path("-"),
@@ -102,7 +98,7 @@ def export(
         if session is None:
             text = await _copy_of(store, str(user))
         else:
-            text = await _messages_of(store, session, layout)
+            text = await _messages_of(store, session)
             if text == "[]":
                 raise TerminalError(
                     f"There is no session {session!r}. `sessions list` shows the sessions."
@@ -118,14 +114,10 @@ def export(
     cli.run(db, write)
 
 
-async def _messages_of(
-    store: ext.MemoryStore,
-    session: str,
-    layout: Literal["llama_index", "openai"] = "llama_index",
-) -> str:
+async def _messages_of(store: ext.MemoryStore, session: str) -> str:
     rows = await store.rows(session)
     messages = [row.moved for row in rows if not row.is_damaged]
-    return ext.messages_to_json(messages, layout=layout)
+    return ext.messages_to_json(messages)
 
 
 async def _copy_of(store: ext.MemoryStore, user: str) -> str:

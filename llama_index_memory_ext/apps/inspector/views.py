@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import tzinfo
 
-    from llama_index_memory_ext import MemoryStore, PromptPreview, SessionInfo
+    from llama_index_memory_ext import MemoryStore, PromptPreview
 
 PAGE_ROWS = 50
 # No page has this number: the last page is the nearest.
@@ -114,18 +114,22 @@ class Views:
     async def users(self, query: Mapping[str, str]) -> Context:
         """Return the users by name, each with its sessions and facts and its last message."""
         facts = await self.store.count_facts()
-        sessions: dict[str, list[SessionInfo]] = {name: [] for name in facts}
+        sessions = Counter[str]()
+        last_times: dict[str, datetime | None] = {}
         for info in await self.store.sessions():
+            sessions.update(info.namespaces)
             for name in info.namespaces:
-                sessions.setdefault(name, []).append(info)
+                last_times.setdefault(name, info.last_at)
         part = query.get("q", "")
-        names = [name for name in sessions if _is_in(part, display_name(name))]
+        names = [
+            name for name in {**facts, **sessions} if _is_in(part, display_name(name))
+        ]
         names.sort(key=display_name)
         page = ListPage.of(query.get("page", ""), len(names))
-        rows = []
-        for name in page.cut(names):
-            of_user = sessions[name]
-            rows.append((name, len(of_user), facts.get(name, 0), of_user[:1]))
+        rows = [
+            (name, sessions[name], facts.get(name, 0), last_times.get(name))
+            for name in page.cut(names)
+        ]
         return {"users": rows, "page": page, "q": part}
 
     async def session(self, query: Mapping[str, str]) -> Context:
