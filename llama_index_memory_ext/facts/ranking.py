@@ -71,6 +71,11 @@ _STRICT_FLOOR = 0.6
 _ONGOING_TERMS = 15
 # So many newer facts halve the recency of a fact.
 _HALF_LIFE = 40
+# While a subject continues, a fact gains this share of the best score of its day and of
+# the score of the fact before it. Its length, tags included, has the exponent below.
+_DAY_SHARE = 0.2
+_LENGTH_POWER = 0.15
+_TAG_BYTES = 80
 # A prompt has room for fewer facts; the others need not be sorted.
 _BEST = 256
 
@@ -274,11 +279,15 @@ class ShowableFacts:
         self._stated = _stated_facts(self.facts)
         self.first = [i for i, fact in enumerate(self.facts) if why_first(fact)]
         self.confidences = _numbers(fact.confidence for fact in self.facts)
+        self.lengths = _numbers(
+            len(fact.content.encode()) + _TAG_BYTES for fact in self.facts
+        )
         self.newer = _newer_facts(self.facts)
         self.recencies = _recencies(self.facts, self.newer, period)
+        self.days = _days(self.facts)
+        self.before = _facts_before(self.days, self.newer)
         # Times tell facts apart: there are two days, or a stated beginning.
-        days = {fact.created_at.toordinal() for fact in self.facts}
-        self.has_times = len(days) > 1 or any(fact.valid_from for fact in self.facts)
+        self.has_times = any(fact.valid_from for fact in self.facts) or self.days.any()
 
     def stated_in(self, session_id: str, row_ids: frozenset[int]) -> frozenset[str]:
         """Return the ids of facts that only these messages state, without pinned facts and corrections."""
@@ -348,9 +357,12 @@ class ShowableFacts:
                 + ongoing * recency_weight * recency
             )
 
-        The facts are ordered by their score. For a question about a time, ``ongoing`` is
-        1, and the recency of a fact is 1 if it began then, else 0. If the ranker fails,
-        all similarities are 0.
+            beside = best score of its day + score of the fact before it
+            worth = (score + 0.2 * ongoing * beside) / length ** (0.15 * ongoing)
+
+        The facts are ordered by ``worth``. For a question about a time, ``ongoing`` is
+        1, the worth is the score, and the recency of a fact is 1 if it began then, else
+        0. If the ranker fails, all similarities are 0.
         """
         turns = (question, *context)
         ongoing = 1.0 if self.period else _ongoing(turns)
@@ -369,6 +381,10 @@ class ShowableFacts:
             + shares.confidence * self.confidences
             + shares.recency * self.recencies
         )
+        if shares.recency and self.period is None and self.facts:
+            worth = self._worth(scores, ongoing)
+        else:
+            worth = scores
         return Ranking(
             self,
             turns,
@@ -376,9 +392,21 @@ class ShowableFacts:
             shares,
             similarities,
             scores,
+            worth,
             floor,
             surroundings,
         )
+
+    def _worth(self, scores: Numbers, ongoing: float) -> Numbers:
+        best_of_days = np.zeros(self.days.max() + 1)
+        np.maximum.at(best_of_days, self.days, scores)
+        is_first_of_day = self.before == np.arange(len(scores))
+        score_before = np.where(is_first_of_day, 0.0, scores[self.before])
+        beside = best_of_days[self.days] + score_before
+        worth: Numbers = (scores + _DAY_SHARE * ongoing * beside) / self.lengths ** (
+            _LENGTH_POWER * ongoing
+        )
+        return worth
 
 
 def _ongoing(turns: Iterable[str]) -> float:
@@ -418,11 +446,28 @@ def _stated_facts(facts: Iterable[Fact]) -> dict[str | None, list[Fact]]:
     return stated
 
 
+def _days(facts: Sequence[Fact]) -> NDArray[np.intp]:
+    """Return the number of each fact's day, counted from 0 over the days with facts."""
+    ordinals = [fact.created_at.toordinal() for fact in facts]
+    return np.unique(np.array(ordinals, dtype=np.intp), return_inverse=True)[1]
+
+
+def _facts_before(days: NDArray[np.intp], newer: Numbers) -> NDArray[np.intp]:
+    """Return for each fact the place of the fact before it on its day; its own place for the first."""
+    before = np.arange(len(days))
+    oldest_first = np.lexsort((-newer, days))
+    same_day = np.diff(days[oldest_first]) == 0
+    before[oldest_first[1:][same_day]] = oldest_first[:-1][same_day]
+    return before
+
+
 class Ranking(NamedTuple):
     """The facts with their numbers for one question; entries are made on request.
 
     ``turns``: the question and the turns before it.
     ``weights``: the shares of similarity, confidence and recency; the sum is 1.
+    ``worth``: the score with bonuses for facts of the same day and short facts; it
+    orders, and is not printed.
     ``floor``: the least similarity of facts that concern the question; 0: each
     fact concerns it, as without a question.
     ``surroundings``: the record and the profile in the prompt, beside these facts.
@@ -434,13 +479,14 @@ class Ranking(NamedTuple):
     weights: Weights
     similarities: Numbers
     scores: Numbers
+    worth: Numbers
     floor: float
     surroundings: Surroundings
     min_similarity: float | None = None
 
     def best_first(self) -> Iterator[RankedFact]:
         """Return all facts, best first; of equally good facts the newest first."""
-        return self._sorted(np.arange(len(self.scores)))
+        return self._sorted(np.arange(len(self.worth)))
 
     def similar(self) -> list[RankedFact]:
         """Return the facts with a similarity above 0, best first."""
@@ -535,7 +581,7 @@ class Ranking(NamedTuple):
         )
 
     def _sorted(self, places: NDArray[np.intp]) -> Iterator[RankedFact]:
-        order = np.lexsort((self.showable.newer[places], -self.scores[places]))
+        order = np.lexsort((self.showable.newer[places], -self.worth[places]))
         yield from map(self._entry, places[order].tolist())
 
     def _entry(self, place: int) -> RankedFact:

@@ -219,6 +219,42 @@ def test_the_order_of_many_facts_is_that_of_their_scores() -> None:
         assert len({entry.fact.id for entry in ranked}) == 1_500
 
 
+def test_while_a_talk_goes_on_facts_of_one_day_come_together_and_short_ones_first() -> (
+    None
+):
+    """Their scores stay what they are, and a question that looks something up is ranked by these alone."""
+    day = datetime(2026, 1, 5, tzinfo=timezone.utc)
+    texts = (
+        "Grows herbs",
+        "Keeps bees",
+        f"Grows {'very ' * 40}tall herbs",
+        "Plans a garden of pots and many beds",
+    )
+    facts = [
+        Fact(content=text, created_at=day + timedelta(days=i if i < 3 else 0))
+        for i, text in enumerate(texts)
+    ]
+    alone = [
+        Fact(content=fact.content, created_at=day + timedelta(days=i))
+        for i, fact in enumerate(facts)
+    ]
+    talk = f"{PLAN} Which herbs, and how many pots?"
+
+    def places(some: list[Fact], question: str) -> list[int]:
+        ranked = rank(some, question, weights=Weights(recency=0.1))
+        assert len({entry.fact.id for entry in ranked}) == len(some)
+        return [some.index(entry.fact) for entry in ranked]
+
+    assert places(alone, talk).index(0) > places(alone, talk).index(3) > -1
+    assert places(facts, talk)[:2] == [3, 0]
+    by_score = sorted(
+        rank(facts, "Herbs?", weights=Weights(recency=0.1)),
+        key=lambda one: one.score,
+        reverse=True,
+    )
+    assert places(facts, "Herbs?") == [facts.index(one.fact) for one in by_score]
+
+
 @given(
     st.lists(st.text(max_size=12).map(visible).filter(str.strip), max_size=6),
     st.text(),
