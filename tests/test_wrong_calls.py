@@ -255,6 +255,12 @@ CALLS: list[tuple[Callable[[Any], Any], str, str, str]] = [
         "List them first",
     ),
     (
+        lambda memory: memory.facts.aapprove(["an id"]),
+        "separate str arguments",
+        "got a list",
+        "Write a star",
+    ),
+    (
         lambda memory: memory.facts.alist(since=FEBRUARY, until=JANUARY),
         "before until",
         "got 2026-02-01",

@@ -318,10 +318,7 @@ class FactBook:
         ``CondensedMemory.aforget`` and ``MemoryStore.forget_user`` delete the facts of
         all agents.
         """
-        if not all(isinstance(fact_id, str) for fact_id in fact_ids):
-            raise FactError(
-                "Expected ids of facts as separate str arguments, aforget(*ids); got other values. Nothing was deleted."
-            )
+        _check_ids(fact_ids)
         return await self._writer.delete(
             self.namespace, list(fact_ids) or None, view=self._view
         )
@@ -394,6 +391,7 @@ class FactBook:
 
         ``decided`` gets each fact, all facts by id, and the time.
         """
+        _check_ids(fact_ids)
 
         def change(stored: Mapping[str, Fact]) -> list[Fact]:
             now = self._now()
@@ -482,6 +480,15 @@ def _warn_of_length(characters: int) -> None:
             characters,
             MAX_FACT,
         )
+
+
+def _check_ids(fact_ids: Sequence[object]) -> None:
+    for fact_id in fact_ids:
+        if not isinstance(fact_id, str):
+            raise FactError(
+                f"Expected ids of facts as separate str arguments; got a {type(fact_id).__name__}. "
+                "Nothing was changed. Write a star before a list: (*ids)."
+            )
 
 
 def _check_pending(
