@@ -149,13 +149,20 @@ def _find_part(wanted: str, text: _Folded) -> Span | None:
 
 def _find_nearly(wanted: str, text: _Folded) -> Span | None:
     # Imported at first use, because only background jobs need it.
+    from rapidfuzz.distance import Indel
     from rapidfuzz.fuzz import partial_ratio_alignment
 
     place = partial_ratio_alignment(wanted, text.text, score_cutoff=_LEAST_LIKENESS)
     if place is None:
         return None
+    window = text.text[place.dest_start : place.dest_end]
+    steps = list(Indel.opcodes(wanted, window))
+    equal = [step for step in steps if step.tag == "equal"]
     start = place.dest_start
-    end = place.dest_end
+    # Other words at the beginning, as "I" for "they", belong to the quote.
+    if all(step.tag != "delete" for step in steps[:2]):
+        start += equal[0].dest_start
+    end = place.dest_start + equal[-1].dest_end
     while text.text[start] == " ":
         start += 1
     while text.cuts_word(start):

@@ -498,8 +498,12 @@ def _check_pending(
     pending = [name for name, fact in facts.items() if fact.state(now) == "pending"]
     for fact_id in fact_ids:
         if fact_id not in pending:
+            state = "none"
+            if fact_id in facts:
+                state = facts[fact_id].state(now)
             raise FactError(
-                f"Expected ids of pending facts; {fact_id!r} is none. Pending: {', '.join(pending[:10]) or 'none'}."
+                f"Expected ids of pending facts; {fact_id!r} is {state}. "
+                f"Pending: {', '.join(pending[:10]) or 'none'}."
             )
 
 

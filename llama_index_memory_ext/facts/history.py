@@ -35,6 +35,8 @@ def history_of(facts: Iterable[Fact], fact_id: str) -> list[Fact]:
     Replacements that were undone count, too.
     """
     by_id = {fact.id: fact for fact in facts}
+    if fact_id not in by_id:
+        return []
     replaced = defaultdict[str, list[str]](list)
     for fact in by_id.values():
         for successor in _successors(fact):
