@@ -107,7 +107,7 @@ class Database:
         self._guard = thread_lock()
         # Whether all tables exist.
         self._is_ready = False
-        # The file in which the tables were.
+        # The file in which the tables are; 0 once it was deleted or replaced.
         self._file_id = 0
         # Whether a database in memory was closed.
         self.is_gone = False
@@ -142,8 +142,15 @@ class Database:
         """
         if not self._is_ready:
             await self._open()
+        file_id = self._file_id
 
         def step(conn: Connection) -> T:
+            if file_id != self._file_id:
+                raise StoreError(
+                    f"The file of {self.shown_uri} was deleted or replaced while this program used it: its rows are "
+                    "lost, and this call has stored nothing. Restore the file from a copy; the next call opens the "
+                    "file that is there, or makes an empty one."
+                )
             transaction = Transaction(conn, self.tables)
             with closing(transaction):
                 transaction.lock(sessions, users)
@@ -338,13 +345,9 @@ class Database:
                     'while no long call is under way, or start processes by "spawn".'
                 )
             if self._is_ready and self._file_id != address.file_id(self.identity.place):
-                # Connections would go on with the deleted file.
+                # Connections would go on with the deleted file. Each call that waits fails.
+                self._file_id = 0
                 self._close()
-                raise StoreError(
-                    f"The file of {self.shown_uri} was deleted or replaced while this program used it: its rows are "
-                    "lost, and this call has stored nothing. Restore the file from a copy; the next call opens the "
-                    "file that is there, or makes an empty one."
-                )
             if self.engine is None:
                 if self.is_gone:
                     raise StoreError(

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# The characters of a line that other messages may hold by chance.
+_SHORT_LINE = 80
+
 _SELECT_TURNS = """
 SELECT id, role, timestamp, status, user_id FROM {rows} WHERE key = :key ORDER BY id
 """
@@ -306,10 +309,10 @@ def lose_words(tx: Transaction, session_id: str, remaining: set[int]) -> int:
     The text around a quote may hold words of the messages beside it. A fact without a
     ``remaining`` row has no session.
     """
-    text = text_of_session(tx, session_id)
+    rows = tx.execute(_SELECT_FACTS_OF_SESSION, session_id=session_id).all()
+    text = text_of_session(tx, session_id) if rows else ""
     changed: dict[str, list[Fact]] = {}
-    result = tx.execute(_SELECT_FACTS_OF_SESSION, session_id=session_id)
-    for row in result.all():
+    for row in rows:
         for fact in parse_facts(tx, row.namespace, [row]).values():
             remaining_fact = without_deleted_source(fact, text)
             if not remaining.issuperset(fact.message_ids):
@@ -402,7 +405,10 @@ def without_words(fact: Fact, session_id: str, remaining: Collection[int]) -> Fa
 def without_deleted_source(fact: Fact, text: str | None) -> Fact:
     """Return a fact without its ``source`` if that has a line that the text of its session has not; None: no text."""
     lines = fact.source.splitlines()
-    if text is None or all(line in text for line in lines):
+    # A long line may be a part of a message. A short line, such as "No", is a part of many
+    # words.
+    parts = [line if len(line) > _SHORT_LINE else f"\n{line}\n" for line in lines]
+    if text is None or all(part in text for part in parts):
         return fact
     return fact.model_copy(update={"source": "", "words_deleted_at": utc_now()})
 

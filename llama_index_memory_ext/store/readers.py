@@ -188,9 +188,9 @@ def sessions_of_user(tx: Transaction, user_id: str) -> list[str]:
 
 
 def text_of_session(tx: Transaction, key: str) -> str:
-    """Return the texts of all messages of a session, as the ``source`` of a fact holds them."""
-    rows = find_rows(tx, key)
-    return "\n".join(visible(spoken(row.message)) for row in rows)
+    """Return the lines of all messages of a session as the ``source`` of a fact holds them, between line breaks."""
+    texts = [visible(spoken(row.message)) for row in find_rows(tx, key)]
+    return "\n".join(["", *texts, ""])
 
 
 def read_snapshot(

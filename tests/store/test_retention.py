@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from llama_index.core.llms import ChatMessage
+from llama_index.core.storage.chat_store.base_db import MessageStatus
 
-from llama_index_memory_ext import CondensedMemory, MemoryStore, SettingError
+from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore, SettingError
 from llama_index_memory_ext.store.transaction import Transaction
 from tests.conversation import assistant, calling, record, result, sent_text, user
 from tests.databases import OpenStore
@@ -253,6 +254,23 @@ async def test_unread_messages_stay_until_they_are_read_or_named(
     await memory.aflush()
     assert likes(server.requests) == [["tea"], ["milk"]]
     await memory.facts_block.aclose()
+
+
+async def test_a_deleted_word_leaves_the_facts_though_a_remaining_message_holds_it(
+    store: MemoryStore,
+) -> None:
+    messages = [user("Milk?"), assistant("No."), user("I like it."), assistant("No. 1")]
+    await store.set_messages("chat", messages, MessageStatus.ARCHIVED)
+    rows = await store.readers.find("chat")
+    fact = Fact(
+        content="Likes milk",
+        quote="I like it",
+        source="No.\nI like it.",
+        session_id="chat",
+        message_ids=(rows[2].id,),
+    )
+    await store.facts.write("ann", [fact])
+    assert (await store.aretain(messages=2))["facts"] == 1
 
 
 async def test_facts_stay_and_lose_the_words_of_what_is_gone(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -148,10 +149,12 @@ async def test_a_file_that_is_deleted_under_a_program_is_named_and_nothing_is_st
     if replaces:
         file.touch()
 
-    with pytest.raises(
-        StoreError, match=r"was deleted or replaced .* this call has stored nothing"
-    ):
-        await store.add_message("chat", user("lost"))
+    calls = [store.add_message("chat", user("lost")) for _ in range(4)]
+    for error in await asyncio.gather(*calls, return_exceptions=True):
+        with pytest.raises(
+            StoreError, match=r"was deleted or replaced .* this call has stored nothing"
+        ):
+            raise error or AssertionError("stored")
 
     await store.add_message("chat", user("after"))
     assert [one.content for one in await store.get_messages("chat")] == ["after"]
