@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from llama_index.core.base.llms.types import ChatMessage, TextBlock
 
 from llama_index_memory_ext.agent_view import ALL_FACTS
+from llama_index_memory_ext.background.jobs import JobRegistry
 from llama_index_memory_ext.learning.progress import progress_of
 from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
 from llama_index_memory_ext.store.cache import StoreCache
@@ -159,7 +160,7 @@ async def preview_prompt(
     # Reading the record makes older messages leave it.
     prompt = await memory.aget()
     # The jobs index the messages that have left.
-    await store.jobs.stop()
+    await memory.sql_store.jobs.stop()
     window = memory.condensed_block.window(session_id)
     left = await readers.count_messages(
         session_id, status=ARCHIVED, last=window.seen.position if window else 0
@@ -201,8 +202,11 @@ def _memory_of(
     options: Any = {"extract_facts": False, **limits}
     memory = CondensedMemory.from_defaults(
         "preview",
-        # A preview stores nothing, so it must not share the cache of memories that do.
-        chat_store=store.model_copy(update={"cache": StoreCache()}),
+        # A preview stores nothing, and cancels its jobs: it shares neither with the
+        # memories that do.
+        chat_store=store.model_copy(
+            update={"cache": StoreCache(), "jobs": JobRegistry()}
+        ),
         **options,
     )
     # The host may have stored an id that ``from_defaults`` does not accept.
@@ -244,7 +248,7 @@ async def _ask(memory: CondensedMemory, store: MemoryStore) -> list[ChatMessage]
     turn = await store.readers.find(memory.session_id, [ACTIVE])
     index.add(turn)
     prompt = await memory.aget()
-    await store.jobs.stop()
+    await memory.sql_store.jobs.stop()
     return prompt
 
 

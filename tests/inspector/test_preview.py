@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sqlite3
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, closing
 from pathlib import Path
@@ -17,6 +19,7 @@ from llama_index_memory_ext import (
     CondensedMemory,
     MemoryStore,
     PromptPreview,
+    preview_prompt,
 )
 from llama_index_memory_ext.apps.inspector.views import Views
 from llama_index_memory_ext.text.entries import body_of
@@ -24,6 +27,8 @@ from tests.conversation import assistant, calling, result, user
 from tests.inspector.conftest import Inspected
 from tests.inspector.example import SESSION
 from tests.inspector.test_inspector import bytes_of
+from tests.openai_server import call
+from tests.scripted_models import StartModel
 from tests.search.test_embeddings import Meanings
 
 Inspect = Callable[..., Awaitable[Inspected]]
@@ -132,6 +137,30 @@ async def test_each_page_shows_the_prompt_of_a_new_memory_after_deletions(
         await look_and_compare(views, filled)
         await memory.aset((await memory.aget_all())[:30])
         await look_and_compare(views, filled)
+
+
+async def test_a_preview_cancels_no_job_of_the_program(
+    store: MemoryStore, start_model: StartModel
+) -> None:
+    asked = threading.Event()
+    may_answer = threading.Event()
+
+    def model(messages: list[dict[str, Any]], tools: list[str]) -> dict[str, Any]:
+        asked.set()
+        may_answer.wait(60)
+        return call(("c", "report_facts", {"facts": []}))
+
+    llm, server = start_model(model)
+    memory = CondensedMemory.from_defaults(
+        SESSION, user_id="mia", chat_store=store, llm=llm, extract_every_turns=1
+    )
+    await memory.aput_messages([user("I live in Rome."), assistant("Fine.")])
+    await asyncio.to_thread(asked.wait, 60)
+    await preview_prompt(store, SESSION, "mia", LIMITS)
+    may_answer.set()
+    await memory.aflush()
+    # A job that was cancelled would have begun again.
+    assert len(server.requests) == 1
 
 
 async def test_vectors_are_read_from_the_store_and_none_is_written(
