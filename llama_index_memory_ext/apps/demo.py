@@ -163,6 +163,21 @@ async def _compare(
     """Put the messages into each memory, and ask the questions."""
     sides = _open_sides(folder, "demo")
     ours = sides[-1].memory
+    try:
+        await _tell_and_ask(model, sides, messages)
+    finally:
+        await ours.aclose()
+        # An interrupt would leave a thread of LlamaIndex's store at work.
+        engine = sides[0].memory.sql_store._async_engine  # noqa: SLF001
+        if engine is not None:
+            await engine.dispose()
+    return sides
+
+
+async def _tell_and_ask(
+    model: LLM, sides: Sequence[_Side], messages: Sequence[ChatMessage]
+) -> None:
+    ours = sides[-1].memory
     for message in get_tqdm_iterable(messages, sys.stderr.isatty(), "Messages"):
         for side in sides:
             if message.role == "assistant":
@@ -178,8 +193,6 @@ async def _compare(
             answer = await side.ask(model, question.text)
             side.answers.append(answer)
             side.prompt_tokens.append(_COUNTER.count(answer.prompt))
-    await ours.aclose()
-    return sides
 
 
 def _print_table(sides: Sequence[_Side]) -> None:
