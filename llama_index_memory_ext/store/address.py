@@ -104,14 +104,14 @@ def _parsed(uri: Address) -> URL:
         url = make_url(DEFAULT_ASYNC_DATABASE_URI if uri is None else uri)
         # With a second '@', a part of the password would be shown as the host's name.
         is_sqlite = url.get_backend_name() == "sqlite"
-        is_no_file = is_sqlite and (url.host or "uri" in url.query)
+        is_no_file = is_sqlite and (url.host or {"uri", "mode"} & url.query.keys())
         if "@" not in (url.host or "") and not is_no_file:
             return url
     # Raised outside the block, so that the error has no context with the address.
     raise StoreError(
         "async_database_uri must be a SQLAlchemy address such as 'sqlite:///memory.db' or "
         "'postgresql://user@host/database', with '%40' for an '@' in a password; saw a text that is none. Pass a file "
-        "of SQLite as a Path, or behind 'sqlite:///', without uri=true."
+        "of SQLite as a Path, or behind 'sqlite:///', without uri= and mode=."
     )
 
 

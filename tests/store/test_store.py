@@ -298,6 +298,7 @@ NO_ADDRESS = "must be a SQLAlchemy address such as 'sqlite:///memory.db'"
         ("sqlite+aiosqlite:/data/chat.db", NO_ADDRESS),
         ("sqlite://chat.db", NO_ADDRESS),
         ("sqlite:///file:chat.db?uri=true", NO_ADDRESS),
+        ("sqlite:///chat.db?mode=memory", NO_ADDRESS),
         ("", NO_ADDRESS),
         ("password=hunter2 dbname=z.db", NO_ADDRESS),
         ("postgresql://me:hunt@er2@host/db", NO_ADDRESS),
