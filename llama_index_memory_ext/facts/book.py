@@ -518,7 +518,8 @@ def check_top_k(similarity_top_k: int) -> None:
 def _parse(lines: str, view: AgentView) -> list[Fact]:
     """Return the facts of an export. Where no shared facts are seen, they become the agent's own."""
     facts = []
-    for number, line in enumerate(filter(str.strip, lines.splitlines()), start=1):
+    # Not splitlines: a text in JSON may have other separators, such as U+2028.
+    for number, line in enumerate(filter(str.strip, lines.split("\n")), start=1):
         try:
             values = json.loads(line)
             is_head = number == 1 and isinstance(values, dict) and "version" in values
@@ -526,7 +527,8 @@ def _parse(lines: str, view: AgentView) -> list[Fact]:
                 facts.append(Fact.model_validate(values))
         except ValueError as error:
             raise FactError(
-                f"Line {number} is no fact ({type(error).__name__}); expected JSON Lines as export writes them. "
+                f"Line {number} is no fact ({type(error).__name__}); expected JSON Lines as aexport writes them. "
+                "Import a copy of `export --user` without --user. "
                 'Convert an export of mem0, LangGraph or Zep first, by a script of the guide "Coming from elsewhere" '
                 "(docs/recipes). Nothing was imported."
             ) from None

@@ -490,6 +490,19 @@ async def test_facts_can_be_looked_at_and_changed(open_memory: OpenMemory) -> No
     assert len(await other.alist()) == 2
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+async def test_an_export_with_separators_of_lines_in_a_text_is_imported(
+    open_memory: OpenMemory, end: str
+) -> None:
+    book = open_memory("chat", user_id="ann").facts
+    metadata = {"from": "a\u2028b\x85c\u2029d"}
+    await book.aadd(Fact(content="Likes tea", metadata=metadata))
+    exported = await book.aexport()
+    other = open_memory("other", user_id="bob").facts
+    assert await other.aimport(exported.replace("\n", end)) == 1
+    assert (await other.alist())[0].metadata == metadata
+
+
 async def test_what_cannot_be_changed_or_imported_is_refused(
     open_memory: OpenMemory,
 ) -> None:

@@ -883,6 +883,7 @@ def test_a_database_of_something_else_is_left_alone(cli: Here, database: Path) -
             2,
             "No terminal to confirm on; nothing was changed. Pass --yes",
         ),
+        (("--table", "", "facts", "add", "x", *ANN), 2, "must not be empty"),
         (("facts", "add", " ", *ANN), 2, "words are needed"),
         (
             ("facts", "add", "x", *ANN, "--category", "opinion"),

@@ -46,7 +46,12 @@ async def fill(database: Path) -> None:
         )
         await book.aretire(oslo.id, "The user moved.", replaced_by=rome.id)
         await book.aupdate(rome.id, tags=["home"])
-        await book.aadd(Fact(content="Likes trains", agent_id="travel"))
+        # The separator ends a line for Python's splitlines, but not in JSON.
+        await book.aadd(
+            Fact(
+                content="Likes trains", agent_id="travel", metadata={"from": "a\u2028b"}
+            )
+        )
 
 
 @pytest.fixture
@@ -56,6 +61,7 @@ def filled(command: Here, database: Path, tmp_path: Path) -> Path:
     file = tmp_path / "ann.json"
     done = command("export", "--user", "ann", "-o", str(file), "--db", str(database))
     assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == "Exporting 2 sessions and 3 facts of ann.\n"
     return file
 
 
@@ -86,6 +92,14 @@ def test_a_copy_has_all_sessions_and_facts_and_is_read_again(
         assert [fact.pop("message_ids") for fact in facts[1:]]
     assert copy_of_copy["facts"] == copy["facts"]
     assert copy["facts"][2]["past_changes"]
+
+
+def test_a_copy_of_an_unknown_user_says_that_it_is_empty(
+    command: Here, database: Path, filled: Path
+) -> None:
+    done = command("export", "--user", "anne", "--db", str(database))
+    assert (done.returncode, json.loads(done.stdout)["sessions"]) == (0, {})
+    assert done.stderr == "Exporting 0 sessions and 0 facts of anne.\n"
 
 
 def test_the_words_of_another_stay_the_words_of_the_other(
@@ -142,6 +156,8 @@ def test_what_is_no_copy_and_a_folder_are_refused(
         assert (done.returncode, "must be a copy" in done.stderr) == (2, True)
     as_messages = command("import", str(filled), "--session", "s", *new)
     assert "It looks like a copy of export --user" in as_messages.stderr
+    as_facts = command("import", str(filled), "--user", "bob", *new)
+    assert "Import a copy of `export --user` without --user." in as_facts.stderr
     folder = command("import", str(tmp_path), *new)
     assert (folder.returncode, "cannot be read" in folder.stderr) == (1, True)
     command("import", str(filled), *new)

@@ -126,11 +126,13 @@ async def _copy_of(store: ext.MemoryStore, user: str) -> str:
     for info in await store.sessions(user):
         messages = await _messages_of(store, info.session_id)
         sessions[info.session_id] = json.loads(messages)
-    copy = {
-        "user": user,
-        "sessions": sessions,
-        "facts": list(map(json.loads, facts.splitlines())),
-    }
+    entries = [json.loads(line) for line in facts.strip().split("\n")]
+    session_count = pluralize(len(sessions), "session")
+    # The first entry is the version.
+    fact_count = pluralize(len(entries) - 1, "fact")
+    # On stderr: stdout may hold the copy.
+    cli.say(f"Exporting {session_count} and {fact_count} of {user}.", stderr=True)
+    copy = {"user": user, "sessions": sessions, "facts": entries}
     return json.dumps(copy, ensure_ascii=False, indent=2)
 
 
