@@ -145,8 +145,6 @@ def _set_tables(
         ),
     ] = None,
 ) -> None:
-    if not table:
-        raise UsageError("--table must not be empty.")
     _tables.set({"table_name": table, "db_schema": schema})
 
 
