@@ -18,7 +18,7 @@ from llama_index_instrumentation.dispatcher import (
 )
 from llama_index_instrumentation.event_handlers import NullEventHandler
 from llama_index_instrumentation.span import active_span_id
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,9 +41,6 @@ class MemoryEvent(BaseEvent):
 
     ``session_id``: the conversation.
     """
-
-    # Few programs listen, and building a validator takes milliseconds.
-    model_config = ConfigDict(defer_build=True)
 
     session_id: str
 

@@ -140,7 +140,7 @@ class SetAside(NamedTuple):
 class PastRetirement(BaseModel):
     """A retirement of a fact that was restored at ``restored_at``."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     retired_at: Moment
     retired_reason: Visible | None = None
@@ -184,7 +184,7 @@ class Fact(BaseModel):
         False
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     id: Text = Field(
         default_factory=new_id,

@@ -12,6 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
+from pydantic import BaseModel
 
 import llama_index_memory_ext
 from llama_index_memory_ext import CondensedMemory, MemoryStore
@@ -67,6 +68,18 @@ def callables_of(owner: Any, name: str) -> Iterator[tuple[str, Callable[..., Any
             )
             if made_here:
                 yield f"{name}.{attribute}", method
+
+
+def test_models_are_built_before_threads_use_them() -> None:
+    """Two threads that build the same model at once fail with an AttributeError before pydantic 2.13."""
+    models = {
+        model
+        for name in llama_index_memory_ext.__all__
+        if isinstance(model := getattr(llama_index_memory_ext, name), type)
+        and issubclass(model, BaseModel)
+    }
+    assert {CondensedMemory, llama_index_memory_ext.Fact} <= models
+    assert [m for m in models if m.model_config.get("defer_build")] == []
 
 
 def test_each_public_call_shows_the_arguments_that_it_takes() -> None:

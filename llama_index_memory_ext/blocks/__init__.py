@@ -60,8 +60,8 @@ class LogBlock(BaseMemoryBlock[str]):
     it that the memory flushes.
     """
 
-    # A misspelt setting must not be ignored. Building a validator takes milliseconds.
-    model_config = ConfigDict(extra="forbid", defer_build=True)
+    # A misspelt setting must not be ignored.
+    model_config = ConfigDict(extra="forbid")
 
     tokenizer_fn: Counter = Field(
         default_factory=TokenCounter,

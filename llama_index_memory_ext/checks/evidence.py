@@ -8,6 +8,7 @@ from functools import cached_property, lru_cache
 from html import unescape
 from typing import TYPE_CHECKING, NamedTuple
 
+from llama_index_memory_ext.background.locks import import_lock
 from llama_index_memory_ext.text.entries import escape_tags
 from llama_index_memory_ext.words import (
     UNSPACED,
@@ -147,10 +148,14 @@ def _find_part(wanted: str, text: _Folded) -> Span | None:
     return None
 
 
+_loading = import_lock()
+
+
 def _find_nearly(wanted: str, text: _Folded) -> Span | None:
     # Imported at first use, because only background jobs need it.
-    from rapidfuzz.distance import Indel
-    from rapidfuzz.fuzz import partial_ratio_alignment
+    with _loading:
+        from rapidfuzz.distance import Indel
+        from rapidfuzz.fuzz import partial_ratio_alignment
 
     place = partial_ratio_alignment(wanted, text.text, score_cutoff=_LEAST_LIKENESS)
     if place is None:

@@ -92,10 +92,14 @@ async def ask_whether_over(
 
 
 def with_ending(entries: Sequence[NewFact], doubt: Doubt) -> list[NewFact]:
-    """Return the entries with the end of a known fact: in the first entry of the same words, or in a further one."""
+    """Return the entries with the end of a known fact: in the first entry of the same words, or in a further one.
+
+    An entry that ends a fact already is repeated, so that it replaces both.
+    """
     for i, entry in enumerate(entries):
-        is_same = doubt.words in entry.quote or entry.quote in doubt.words
-        if is_same and not entry.ends:
+        quote = entry.quote
+        if quote and (doubt.words in quote or quote in doubt.words):
             ending = entry.model_copy(update={"ends": doubt.number})
-            return [*entries[:i], ending, *entries[i + 1 :]]
+            following = entries[i:] if entry.ends else entries[i + 1 :]
+            return [*entries[:i], ending, *following]
     return [*entries, NewFact(content="", quote=doubt.words, ends=doubt.number)]

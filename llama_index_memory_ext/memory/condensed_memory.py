@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.memory import BaseMemoryBlock, InsertMethod
+from pydantic import ConfigDict
 from typing_extensions import Self, Unpack
 
 from llama_index_memory_ext.background.locks import lock_for
@@ -134,6 +135,8 @@ class CondensedMemory(MemoryFields):
         'I live in Rome.'
         >>> memory.close()
     """
+
+    model_config = ConfigDict(defer_build=False)
 
     @classmethod
     def class_name(cls) -> str:

@@ -51,7 +51,7 @@ ErrorHandler: TypeAlias = Annotated[
 class MemoryFields(Memory):
     """A LlamaIndex ``Memory`` with a condensed block, a facts block and their store."""
 
-    # Building a validator takes milliseconds.
+    # Only CondensedMemory has objects. Building a validator takes milliseconds.
     model_config = ConfigDict(defer_build=True)
 
     # Fields of the host with different defaults.

@@ -9,7 +9,13 @@ from llama_index.core.types import PydanticProgramMode
 from llama_index.llms.openai import OpenAI
 
 from llama_index_memory_ext import Fact
-from llama_index_memory_ext.learning.endings import Doubt, doubted_facts, ending_prompt
+from llama_index_memory_ext.learning.endings import (
+    Doubt,
+    doubted_facts,
+    ending_prompt,
+    with_ending,
+)
+from llama_index_memory_ext.learning.reply import NewFact
 from llama_index_memory_ext.text.turns import Utterance
 from tests.conversation import assistant, user
 from tests.learning.learning import Learns, contents
@@ -103,6 +109,27 @@ async def test_a_fact_ends_by_a_no_and_by_words_that_may_end_it(
         assert facts[facts[old.id].replaced_by or ""].content == said
     usage = (await memory.astats()).usage["facts"]
     assert usage.calls == len(server.requests) == 1 + len(asked)
+
+
+async def test_words_end_all_facts_that_they_contradict(
+    learns: Learns, start_client: StartClient
+) -> None:
+    in_words = {"pydantic_program_mode": PydanticProgramMode.LLM}
+    llm, _ = start_client(OpenAI, says("No", []), **in_words)
+    memory = learns(llm=llm)[0]
+    for content in ("Lives in Oslo", "Rents a flat by the harbour"):
+        await memory.facts.aadd(content)
+    await memory.aput_messages([user("I moved to Rome."), assistant("Fine.")])
+    await memory.aflush()
+    (new,) = await memory.facts.alist()
+    past = await memory.facts.alist(state="past")
+    assert [fact.replaced_by for fact in past] == [new.id, new.id]
+
+
+def test_an_entry_without_words_ends_nothing() -> None:
+    entry = NewFact(content="Lives in Rome", quote="")
+    ending = with_ending([entry], Doubt(1, "I moved to Rome."))[-1]
+    assert (ending.quote, ending.ends) == ("I moved to Rome.", 1)
 
 
 async def test_a_model_with_tools_is_not_asked_again(learns: Learns) -> None:

@@ -112,24 +112,36 @@ async def test_a_store_can_be_warmed_up(database_uri: str) -> None:
 
 
 PROGRAM = """
-import os, threading
+import os, sys, threading
+from llama_index_memory_ext.checks.evidence import find_quote
 from llama_index_memory_ext.words import language_of
-threading.Thread(target=language_of, args=["The cats sleep all day."]).start()
+call = {"language": language_of, "quote": find_quote}[sys.argv[1]]
+threading.Thread(target=call, args=sys.argv[2:]).start()
 child = os.fork()
 if not child:
-    os._exit(language_of("The cats sleep all day.") != "en")
+    os._exit(not call(*sys.argv[2:]))
 assert os.waitpid(child, 0)[1] == 0
 """
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        ["language", "The cats sleep all day."],
+        ["quote", "I mooved to Rome in May", "Yes, I moved to Rome in May!"],
+    ],
+)
 @pytest.mark.skipif(sys.platform == "win32", reason="processes do not fork there")
-def test_a_fork_while_a_thread_loads_the_languages_does_not_hold_up_the_child() -> None:
+def test_a_fork_while_a_thread_loads_a_library_does_not_hold_up_the_child(
+    call: list[str],
+) -> None:
     command = [
         sys.executable,
         "-W",
         "ignore:This process:DeprecationWarning",
         "-c",
         PROGRAM,
+        *call,
     ]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=60, check=False
