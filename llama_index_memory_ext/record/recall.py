@@ -78,6 +78,8 @@ _IN_RECORD_SHARE = 0.6
 _STATEMENT_SHARE = 0.25
 # The weight of the words of a statement, with an embedding model.
 _STATEMENT_WEIGHT = 0.25
+# So many rows are indexed at once. A new process answers from so many of the newest
+# rows until it has indexed the older ones.
 _INDEXED_ROWS = 500
 # How long a question waits for messages to be indexed; indexing takes longer than this
 # only after a restart.
@@ -139,6 +141,7 @@ class _Request(NamedTuple):
     budget: RecallBudget
     epoch: int
     newest: int
+    has_all_rows: bool
     today: date
 
 
@@ -217,8 +220,8 @@ class MessageSearch:
         """Return the messages before the window that match the current question; empty for none.
 
         They fit the budget of ``recall_budget``. After a restart, a long log is indexed
-        in the background, and a question finds the messages that are indexed so far. A
-        ``snapshot`` of the session spares a query.
+        in the background, and a question finds only its newest messages. A ``snapshot``
+        of the session spares a query.
         """
         counter = self.reader.counter
         tags = counter.count("".join(TAGS["recalled"]))
@@ -246,6 +249,7 @@ class MessageSearch:
             ),
             index.epoch,
             index.newest,
+            index is self.index(session_id),
             index.today,
         )
         # An agent asks the same question again after each of its tool calls.
@@ -307,11 +311,15 @@ class MessageSearch:
             self.jobs.start(key, index_log, _RETRY_SECONDS)
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self.jobs.wait(key), _INDEX_SECONDS)
-            index = self.index(session_id)
-        # After a deletion, other rows may have the ids in the index.
-        if index is None or index.epoch != seen.epoch:
-            return None
-        return index
+        cache = self.reader.store.cache
+        for kind in ("index", "newest"):
+            usable_index: MessageIndex | None = cache.get(
+                session_id, (kind, *self._settings)
+            )
+            # After a deletion, other rows may have the ids in the index.
+            if usable_index is not None and usable_index.epoch == seen.epoch:
+                return usable_index
+        return None
 
     async def search(
         self, session_id: str, question: str, *, most: int, message_limit: int
@@ -371,18 +379,25 @@ class MessageSearch:
 
     async def _index_log(self, session_id: str) -> MessageIndex:
         """Return the index with all rows of the log; a new index if rows were deleted."""
+        cache = self.reader.store.cache
+        newest_key = ("newest", *self._settings)
         # One task at a time, because two would index the same rows.
         async with lock_for(
             "index", id(self.reader.store), *self._settings, session_id
         ):
             index = self.index(session_id)
             while index is None or not await self._extend(session_id, index):
-                page = await self.reader.store.readers.unread(session_id, "", limit=1)
+                page = await self.reader.store.readers.page(
+                    session_id, "", ReadPosition(), limit=_INDEXED_ROWS
+                )
                 index = self._make_index(session_id, page.epoch)
-                # A question whose time is over finds the messages that are indexed so
-                # far.
-                self._keep(session_id, index)
+                # A question whose time is over finds the newest messages.
+                cache.put(session_id, newest_key, index, len(page.rows))
+                await self._add_rows(index, page.rows)
+                if page.more:
+                    index = self._make_index(session_id, page.epoch)
             self._keep(session_id, index)
+            cache.put(session_id, newest_key, None)
             return index
 
     async def _extend(self, session_id: str, index: MessageIndex) -> bool:
