@@ -112,10 +112,11 @@ class FoundMessage:
 
 
 class _ShownMessage(NamedTuple):
-    """A message that a question has found, and the entries of its rows."""
+    """A message that a question has found, the entries of its rows, and its speaker in a session of several users."""
 
     message: FoundMessage
     entries: list[Entry]
+    speaker: str = ""
 
 
 class RecalledMessages(NamedTuple):
@@ -349,7 +350,7 @@ class MessageSearch:
             return await self.search(
                 session_id, question, most=most, message_limit=message_limit
             )
-        return [message for message, _ in messages or []]
+        return [match.message for match in messages or []]
 
     async def _show(
         self,
@@ -513,7 +514,9 @@ def show_messages(
                 (stored[0].data.get("additional_kwargs") or {}).get(ID_KEY),
                 is_whole=tokens <= limit,
             )
-            shown_messages.append(_ShownMessage(found_message, entries))
+            shown_messages.append(
+                _ShownMessage(found_message, entries, stored[0].speaker)
+            )
     return shown_messages
 
 
@@ -529,11 +532,13 @@ def recalled_messages(
     """
     recalled: list[Part] = []
     changes: list[Part] = []
-    for message, entries in messages:
+    for message, entries, speaker in messages:
         if message.row_ids[0] in sticky:
             continue
         sources = (message,)
-        if message.role == MessageRole.USER.value and tells_change(message.text):
+        # A line of a change does not name its speaker.
+        is_user = message.role == MessageRole.USER.value and not speaker
+        if is_user and tells_change(message.text):
             text = f"- {message.text}\n"
             if message.day not in ("", today):
                 text = f"- {message.text} ({message.day})\n"
@@ -545,7 +550,7 @@ def recalled_messages(
     earlier = earlier_section(recalled, counter)
     changed = counted_section(changes, counter)
     section = Section([*earlier.parts, *changed.parts], earlier.tokens + changed.tokens)
-    return RecalledMessages(section, [message for message, _ in messages])
+    return RecalledMessages(section, [match.message for match in messages])
 
 
 def answered_rows(rows: Sequence[LogRow]) -> Sequence[LogRow]:

@@ -612,3 +612,16 @@ async def test_a_new_process_finds_the_newest_messages_before_it_has_indexed_the
     await memory.condensed_block.await_jobs("chat")
     late = recalled(sent_text(await memory.aget(input=question)))
     assert {CAROLINE, ("user", "My uncle collects stamps.")} < set(late)
+
+
+async def test_a_change_in_a_session_of_several_users_has_its_speaker(
+    open_memory: OpenMemory,
+) -> None:
+    memory = open_memory(**SMALL, user_id="ann", shared=True)
+    moved = user("I moved to Porto.")
+    moved.additional_kwargs.update(user_id="bob", name="Bob")
+    await say(memory, moved)
+    await fill(memory)
+    assert '<message user name="Bob">I moved to Porto.' in await ask(
+        memory, "Who moved to Porto?"
+    )
