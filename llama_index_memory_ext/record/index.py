@@ -359,10 +359,13 @@ class MessageIndex:
         periods = relative_periods(question.casefold(), self.today)
         similarity += _TIME_SHARE * said_within(messages, periods)
         similarity = tfidf.divided_by_best(similarity)
-        newest_first = np.arange(len(ids))[::-1]
-        order = newest_first[np.argsort(-similarity[::-1], kind="stable")]
-        number = min(np.count_nonzero(similarity), _MOST_RANKED)
-        return _Matches(messages, tokens, similarity, order[:number])
+        newest_first = np.flatnonzero(similarity)[::-1]
+        if len(newest_first) > _MOST_RANKED:
+            # Sorting all of them takes longer than the search.
+            least = np.partition(similarity, -_MOST_RANKED)[-_MOST_RANKED]
+            newest_first = newest_first[similarity[newest_first] >= least]
+        order = newest_first[np.argsort(-similarity[newest_first], kind="stable")]
+        return _Matches(messages, tokens, similarity, order[:_MOST_RANKED])
 
     def fitting(
         self,

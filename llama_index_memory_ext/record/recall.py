@@ -78,6 +78,8 @@ _IN_RECORD_SHARE = 0.6
 _STATEMENT_SHARE = 0.25
 # The weight of the words of a statement, with an embedding model.
 _STATEMENT_WEIGHT = 0.25
+# So many rows are indexed at once. A new process answers from so many of the newest
+# rows until it has indexed the older ones.
 _INDEXED_ROWS = 500
 # How long a question waits for messages to be indexed; indexing takes longer than this
 # only after a restart.
@@ -110,10 +112,11 @@ class FoundMessage:
 
 
 class _ShownMessage(NamedTuple):
-    """A message that a question has found, and the entries of its rows."""
+    """A message that a question has found, the entries of its rows, and its speaker in a session of several users."""
 
     message: FoundMessage
     entries: list[Entry]
+    speaker: str = ""
 
 
 class RecalledMessages(NamedTuple):
@@ -139,6 +142,7 @@ class _Request(NamedTuple):
     budget: RecallBudget
     epoch: int
     newest: int
+    has_all_rows: bool
     today: date
 
 
@@ -217,8 +221,8 @@ class MessageSearch:
         """Return the messages before the window that match the current question; empty for none.
 
         They fit the budget of ``recall_budget``. After a restart, a long log is indexed
-        in the background, and a question finds the messages that are indexed so far. A
-        ``snapshot`` of the session spares a query.
+        in the background, and a question finds only its newest messages. A ``snapshot``
+        of the session spares a query.
         """
         counter = self.reader.counter
         tags = counter.count("".join(TAGS["recalled"]))
@@ -246,6 +250,7 @@ class MessageSearch:
             ),
             index.epoch,
             index.newest,
+            index is self.index(session_id),
             index.today,
         )
         # An agent asks the same question again after each of its tool calls.
@@ -307,11 +312,15 @@ class MessageSearch:
             self.jobs.start(key, index_log, _RETRY_SECONDS)
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self.jobs.wait(key), _INDEX_SECONDS)
-            index = self.index(session_id)
-        # After a deletion, other rows may have the ids in the index.
-        if index is None or index.epoch != seen.epoch:
-            return None
-        return index
+        cache = self.reader.store.cache
+        for kind in ("index", "newest"):
+            usable_index: MessageIndex | None = cache.get(
+                session_id, (kind, *self._settings)
+            )
+            # After a deletion, other rows may have the ids in the index.
+            if usable_index is not None and usable_index.epoch == seen.epoch:
+                return usable_index
+        return None
 
     async def search(
         self, session_id: str, question: str, *, most: int, message_limit: int
@@ -341,7 +350,7 @@ class MessageSearch:
             return await self.search(
                 session_id, question, most=most, message_limit=message_limit
             )
-        return [message for message, _ in messages or []]
+        return [match.message for match in messages or []]
 
     async def _show(
         self,
@@ -371,18 +380,25 @@ class MessageSearch:
 
     async def _index_log(self, session_id: str) -> MessageIndex:
         """Return the index with all rows of the log; a new index if rows were deleted."""
+        cache = self.reader.store.cache
+        newest_key = ("newest", *self._settings)
         # One task at a time, because two would index the same rows.
         async with lock_for(
             "index", id(self.reader.store), *self._settings, session_id
         ):
             index = self.index(session_id)
             while index is None or not await self._extend(session_id, index):
-                page = await self.reader.store.readers.unread(session_id, "", limit=1)
+                page = await self.reader.store.readers.page(
+                    session_id, "", ReadPosition(), limit=_INDEXED_ROWS
+                )
                 index = self._make_index(session_id, page.epoch)
-                # A question whose time is over finds the messages that are indexed so
-                # far.
-                self._keep(session_id, index)
+                # A question whose time is over finds the newest messages.
+                cache.put(session_id, newest_key, index, len(page.rows))
+                await self._add_rows(index, page.rows)
+                if page.more:
+                    index = self._make_index(session_id, page.epoch)
             self._keep(session_id, index)
+            cache.put(session_id, newest_key, None)
             return index
 
     async def _extend(self, session_id: str, index: MessageIndex) -> bool:
@@ -498,7 +514,9 @@ def show_messages(
                 (stored[0].data.get("additional_kwargs") or {}).get(ID_KEY),
                 is_whole=tokens <= limit,
             )
-            shown_messages.append(_ShownMessage(found_message, entries))
+            shown_messages.append(
+                _ShownMessage(found_message, entries, stored[0].speaker)
+            )
     return shown_messages
 
 
@@ -514,11 +532,13 @@ def recalled_messages(
     """
     recalled: list[Part] = []
     changes: list[Part] = []
-    for message, entries in messages:
+    for message, entries, speaker in messages:
         if message.row_ids[0] in sticky:
             continue
         sources = (message,)
-        if message.role == MessageRole.USER.value and tells_change(message.text):
+        # A line of a change does not name its speaker.
+        is_user = message.role == MessageRole.USER.value and not speaker
+        if is_user and tells_change(message.text):
             text = f"- {message.text}\n"
             if message.day not in ("", today):
                 text = f"- {message.text} ({message.day})\n"
@@ -530,7 +550,7 @@ def recalled_messages(
     earlier = earlier_section(recalled, counter)
     changed = counted_section(changes, counter)
     section = Section([*earlier.parts, *changed.parts], earlier.tokens + changed.tokens)
-    return RecalledMessages(section, [message for message, _ in messages])
+    return RecalledMessages(section, [match.message for match in messages])
 
 
 def answered_rows(rows: Sequence[LogRow]) -> Sequence[LogRow]:

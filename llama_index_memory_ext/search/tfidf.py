@@ -345,6 +345,9 @@ class TfidfRanker:
         return tuple(code for code in codes if code != "en")
 
     def _frequency(self, term: str) -> int:
+        # Most terms of other languages are in no document.
+        if term not in self._forms["en"]:
+            return 0
         forms = self._written([term], "en")
         return sum(len(self._postings[word].rows) for word in forms)
 
@@ -373,12 +376,12 @@ class TfidfRanker:
 
     def _counts(self, group: Group) -> Values:
         """Return how often each row has the words of a group, by their weights."""
-        counts = np.zeros(len(self._rows))
         # Sorted, so that the sums do not depend on the process.
-        for written in sorted(group):
-            posting = self._postings[written]
-            counts[_view(posting.rows)] += _view(posting.counts)
-        return counts
+        postings = [self._postings[written] for written in sorted(group)]
+        rows = np.concatenate([_view(posting.rows) for posting in postings])
+        counts = np.concatenate([_view(posting.counts) for posting in postings])
+        # Faster than sums at indices.
+        return np.bincount(rows, counts, len(self._rows))
 
     def _shares_of_neighbours(self) -> list[Values]:
         """Return the share between each row and the row at each distance behind it, 0 for another sequence."""

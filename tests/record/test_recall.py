@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from threading import Event
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from llama_index_memory_ext import (
     TokenCounter,
 )
 from llama_index_memory_ext.events import MemoryFailure, failure_handler
+from llama_index_memory_ext.record import recall
 from llama_index_memory_ext.record.reader import RecordReader
 from llama_index_memory_ext.record.recall import MessageSearch, RecalledMessages
 from llama_index_memory_ext.text.limits import Limits
@@ -582,4 +584,44 @@ async def test_a_long_log_is_found_whole_after_a_restart(
     assert CAROLINE in recalled(sent_text(await memory.aget()))
     assert ("tool", "a hailstorm") in recalled(
         sent_text(await memory.aget(input="Was there a hailstorm?"))
+    )
+
+
+async def test_a_new_process_finds_the_newest_messages_before_it_has_indexed_the_older_ones(
+    open_memory: OpenMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tokenizer stops at the oldest message, so that it is not indexed until the test continues."""
+    monkeypatch.setattr(recall, "_INDEXED_ROWS", 60)
+    may_continue = Event()
+
+    def tokens_of_words(text: str) -> list[str]:
+        if CAROLINE[1] in text:
+            may_continue.wait(60)
+        return text.split()
+
+    filler = [user(FILLER.format(i)) for i in range(40)]
+    first = open_memory(**SMALL)
+    await first.aput_messages([user(CAROLINE[1]), *filler, *filler])
+    await first.aput_messages([user("My uncle collects stamps."), *filler])
+    memory = open_memory(**SMALL, tokenizer_fn=tokens_of_words)
+    question = "Who collects stamps? What does Caroline breed?"
+    early = recalled(sent_text(await memory.aget(input=question)))
+    may_continue.set()
+    assert ("user", "My uncle collects stamps.") in early
+    assert CAROLINE not in early
+    await memory.condensed_block.await_jobs("chat")
+    late = recalled(sent_text(await memory.aget(input=question)))
+    assert {CAROLINE, ("user", "My uncle collects stamps.")} < set(late)
+
+
+async def test_a_change_in_a_session_of_several_users_has_its_speaker(
+    open_memory: OpenMemory,
+) -> None:
+    memory = open_memory(**SMALL, user_id="ann", shared=True)
+    moved = user("I moved to Porto.")
+    moved.additional_kwargs.update(user_id="bob", name="Bob")
+    await say(memory, moved)
+    await fill(memory)
+    assert '<message user name="Bob">I moved to Porto.' in await ask(
+        memory, "Who moved to Porto?"
     )
