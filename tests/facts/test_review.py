@@ -287,11 +287,11 @@ async def test_all_or_none_are_approved_and_a_wrong_one_is_named(
     ) as raised:
         await memory.facts.aapprove(*ids, "unknown")
     assert "Expected ids of pending facts" in str(raised.value)
-    with pytest.raises(FactError, match=f"{rain.id!r} is none"):
+    with pytest.raises(FactError, match="is present"):
         await memory.facts.areject(rain.id, *ids)
     assert len(await memory.facts.alist(state="pending")) == 2
     assert {fact.id for fact in await memory.facts.aapprove(*ids)} == {*ids}
-    with pytest.raises(FactError, match=f"{ids[0]!r} is none"):
+    with pytest.raises(FactError, match="is present"):
         await memory.facts.aapprove(ids[0])
     assert await memory.facts.aapprove() == []
 
