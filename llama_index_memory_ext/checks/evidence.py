@@ -347,7 +347,7 @@ class Source:
         return question_before(self.conversation, len(self.context) + place.line)
 
     def quoted_lines(self, place: QuoteMatch) -> list[int]:
-        """Return the places of the user's lines that repeat a quote, without those of other users."""
+        """Return the places of the lines in which the speaker of a quote repeats it."""
         speaker = self.lines[place.line].speaker
         return [
             i

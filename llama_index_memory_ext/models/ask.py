@@ -436,7 +436,8 @@ async def ask_with(
                 break
             is_refused = True
         bound = {}
-    # After a refusal without a reason, only the second request tells what was refused.
+    # The server may refuse without a reason. The second request shows whether the bound
+    # was the reason.
     if bound or is_refused:
         remember(llm, _BOUND, accepted=not is_refused)
     return response

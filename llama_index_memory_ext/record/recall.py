@@ -526,7 +526,7 @@ def recalled_messages(
     counter: TokenCounter,
     today: str,
 ) -> RecalledMessages:
-    """Return the messages, and a section without the sticky messages; what the user has changed stands last.
+    """Return the messages, and a section without the sticky messages; the user's changes stand last.
 
     A change has its day, unless it is ``today``.
     """

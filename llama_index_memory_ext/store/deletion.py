@@ -108,8 +108,8 @@ class DeletedUser(NamedTuple):
     def owns_words_of(self, namespace: str, row: Any, fact: Fact | None) -> bool:
         """Return whether the row of a fact of another namespace is deleted; None for a fact that cannot be read.
 
-        It is a copy of a fact of the user's words, or the user said it or may have said
-        it: a fact of an unknown speaker is deleted, unless a user who stays owns it.
+        It is deleted if it is a copy of a fact of the user's words, or if the user said
+        it. A fact of an unknown speaker is deleted unless a user who stays owns it.
         """
         users = self.sessions.get(row.session_id or "")
         is_unknown = users is not None and not {row.said_by, namespace} & set(users)

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 EARLIER_OPENING = (
     '<earlier_messages note="said before the messages above; found for the question">\n'
 )
-# A small model otherwise answers with what was said before a change, if that has more
-# words of the question.
+# Without this heading, a small model answers with the value before a change, if the
+# older message has more words of the question.
 CHANGED_OPENING = '<earlier_messages note="said later">\nWhat has changed since then:\n'
 # In front of the record.
 STICKY_OPENING = '<earlier_messages note="said before the messages below">\n'
