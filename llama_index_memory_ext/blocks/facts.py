@@ -79,6 +79,8 @@ if TYPE_CHECKING:
 
 _PROFILE_LIMIT = 1_000
 _WEIGHTS = Weights(recency=RECENCY_WEIGHT)
+# Ranking more facts takes longer than calling a thread.
+_MOST_IN_EVENT_LOOP = 300
 # Tokens of unread messages in a prompt.
 _UNREAD_IN_PROMPT = 500
 
@@ -172,6 +174,9 @@ class RelevantFactsBlock(LearningBlock):
         repr=False,
         description="Makes an empty FactRanker, which compares facts.",
     )
+    _texts: Recent[tuple[object, ...], FactsForPrompt] = PrivateAttr(
+        default_factory=Recent
+    )
     _prompts: Recent[str, _LastPrompt] = PrivateAttr(default_factory=Recent)
     _last_session: str = PrivateAttr(default=DEFAULT_SESSION_ID)
 
@@ -242,6 +247,8 @@ class RelevantFactsBlock(LearningBlock):
         if snapshot is None and not log_end.lines:
             self._advise(messages)
         user_facts = await self._read_facts(session_id, log_end.changes)
+        # Another memory of the user may read newer facts meanwhile.
+        version = user_facts.version
         turns = turns_of(log_end.lines)[-self.context_turns :]
         last_question = question_in(messages, turns, self.context_turns)
         self._prompts.put(session_id, _LastPrompt(last_question, record))
@@ -255,8 +262,14 @@ class RelevantFactsBlock(LearningBlock):
             return FactsForPrompt(question=unread_text)
         limit = surroundings.limit - unread_text.tokens
         surroundings = surroundings._replace(limit=limit)
-        await showable.prepare([question, *context])
-        facts = await self._choose(showable, question, context, surroundings)
+        key = (
+            *version,
+            user_facts.namespace,
+            *self._cache_key(showable, surroundings, question, context),
+        )
+        facts = self._texts.get(key) or await self._choose_anew(
+            key, showable, question, context, surroundings
+        )
         entries = [*facts.profile.sources, *facts.question.sources]
         similarities = {entry.fact.id: entry.similarity for entry in entries}
         reader = self.profile_reader_of(session_id)
@@ -339,6 +352,43 @@ class RelevantFactsBlock(LearningBlock):
             remaining,
         )
 
+    def _cache_key(
+        self,
+        showable: ShowableFacts,
+        surroundings: Surroundings,
+        question: str,
+        context: Sequence[str],
+    ) -> tuple[object, ...]:
+        """Return a key of all settings and texts that choose among the same facts.
+
+        The program may set fields of the block at any time.
+        """
+        return (
+            self.view,
+            self.min_similarity,
+            tuple(self.languages or ()),
+            self.token_limit,
+            showable.period,
+            surroundings._replace(profile=()),
+            tuple(fact.id for fact in surroundings.profile),
+            question,
+            *context,
+        )
+
+    async def _choose_anew(
+        self,
+        key: tuple[object, ...],
+        showable: ShowableFacts,
+        question: str,
+        context: Sequence[str],
+        surroundings: Surroundings,
+    ) -> FactsForPrompt:
+        is_prepared = await showable.prepare([question, *context])
+        facts = await self._choose(showable, question, context, surroundings)
+        if is_prepared:
+            self._texts.put(key, facts)
+        return facts
+
     async def _choose(
         self,
         showable: ShowableFacts,
@@ -347,16 +397,19 @@ class RelevantFactsBlock(LearningBlock):
         surroundings: Surroundings,
     ) -> FactsForPrompt:
         """Return the lines of the profile, and of the best facts that fit beside it."""
-        # Ranking many facts takes long enough to block the event loop.
-        ranking = await asyncio.to_thread(
-            self._rank, showable, question, context, surroundings
-        )
-        best = ranking.fit(surroundings.limit)
-        entries = [entry._replace(place=FOR_QUESTION) for entry in best]
-        return FactsForPrompt(
-            self._text_of(ranking.profile(), showable.lines, self.profile_limit),
-            self._text_of(entries, showable.lines, surroundings.limit),
-        )
+
+        def choose() -> FactsForPrompt:
+            ranking = self._rank(showable, question, context, surroundings)
+            best = ranking.fit(surroundings.limit)
+            entries = [entry._replace(place=FOR_QUESTION) for entry in best]
+            return FactsForPrompt(
+                self._text_of(ranking.profile(), showable.lines, self.profile_limit),
+                self._text_of(entries, showable.lines, surroundings.limit),
+            )
+
+        if len(showable.facts) > _MOST_IN_EVENT_LOOP:
+            return await asyncio.to_thread(choose)
+        return choose()
 
     def _text_of(
         self,

@@ -98,6 +98,16 @@ class UserFacts:
         self._guard = thread_lock()
 
     @property
+    def version(self) -> tuple[object, ...]:
+        """A value that changes when other facts may be shown for the same question."""
+        return (
+            self.changes.epoch,
+            self.changes.change,
+            self._holds_until,
+            self._failures.total(),
+        )
+
+    @property
     def active(self) -> tuple[Fact, ...]:
         """The facts that hold: neither retired, ended nor pending."""
         return self.present.facts
