@@ -198,3 +198,17 @@ def test_every_setting_is_on_its_page() -> None:
     assert [
         name for name in inspect.signature(MemoryStore).parameters if name not in named
     ] == []
+
+
+def test_a_guide_that_the_package_names_is_the_title_of_a_page() -> None:
+    titles = set()
+    for page in (ROOT / "docs").rglob("*.md"):
+        heading = page.read_text(encoding="utf-8").partition("\n")[0]
+        # A title may go on behind a colon.
+        titles.add(heading.removeprefix("# ").partition(":")[0])
+    names = set[str]()
+    for file in (ROOT / "llama_index_memory_ext").rglob("*.py"):
+        text = " ".join(file.read_text(encoding="utf-8").split())
+        names.update(re.findall(r'\bguide "([^"]+)"', text))
+    assert names
+    assert names <= titles

@@ -383,6 +383,7 @@ class RelevantFactsBlock(LearningBlock):
         context: Sequence[str],
         surroundings: Surroundings,
     ) -> FactsForPrompt:
+        """Choose facts, and keep the choice under the key, unless vectors are missing now."""
         is_prepared = await showable.prepare([question, *context])
         facts = await self._choose(showable, question, context, surroundings)
         if is_prepared:

@@ -338,8 +338,8 @@ class FactBook:
         of its session here that have its quote; without them, when the session is
         imported. Where no shared facts are seen, shared facts become the agent's own.
         All are stored in one transaction, which may take the ``operation_timeout`` of
-        the store for each 500 facts. The guide "Coming from elsewhere" has scripts that
-        convert the exports of mem0, LangGraph and Zep.
+        the store for each 500 facts. The guide "Migrate from another memory" has
+        scripts that convert the exports of mem0, LangGraph and Zep.
 
         Raises:
             FactError: A line is no fact, or another agent's. Nothing is stored then.
@@ -529,8 +529,8 @@ def _parse(lines: str, view: AgentView) -> list[Fact]:
             raise FactError(
                 f"Line {number} is no fact ({type(error).__name__}); expected JSON Lines as aexport writes them. "
                 "Import a copy of `export --user` without --user. "
-                'Convert an export of mem0, LangGraph or Zep first, by a script of the guide "Coming from elsewhere" '
-                "(docs/recipes). Nothing was imported."
+                "Convert an export of mem0, LangGraph or Zep first, by a script of the "
+                'guide "Migrate from another memory" (docs/recipes). Nothing was imported.'
             ) from None
         if is_head and values["version"] != _SCHEMA_VERSION:
             raise FactError(

@@ -71,7 +71,7 @@ def messages_from_json(
     - A ``message_id`` goes there too, so that a memory stores the message once.
     - Other keys are left out. Lone surrogates and NUL become U+FFFD.
 
-    The guide "Coming from elsewhere" has scripts that convert messages of other
+    The guide "Migrate from another memory" has scripts that convert messages of other
     programs. The error for such a message names the page with its script.
 
     This function opens no file and no address. A model that later gets a message may

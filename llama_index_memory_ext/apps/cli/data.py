@@ -156,7 +156,7 @@ def import_(
     in the layout of LlamaIndex or OpenAI's API, and --user names their user. With
     --user alone, it holds facts as JSON Lines. Without both, it is a copy that `export
     --user` has written. Facts of imported messages are extracted when the session is
-    next used. The guide "Coming from elsewhere" has scripts that convert files of
+    next used. The guide "Migrate from another memory" has scripts that convert files of
     LangChain, LangGraph, mem0 and Zep.
     """
     with _file_errors(file):
