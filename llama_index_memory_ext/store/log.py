@@ -227,9 +227,8 @@ def _move_cursors_back(tx: Transaction, key: str, ids: Sequence[int]) -> None:
         if isinstance(state, EncryptionError):
             state = {}
         if state is None or ROWS in state:
-            position = tx.execute(
-                _SELECT_LAST_ID, key=key, last=cursor.position
-            ).scalar()
+            last = tx.execute(_SELECT_LAST_ID, key=key, last=cursor.position)
+            position = last.scalar_one()
         old_entries = (state or {}).get(ROWS, ())
         entries = [entry for entry in old_entries if deleted.isdisjoint(entry[:2])]
         is_kept = entries or (state and position)
