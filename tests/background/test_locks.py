@@ -6,7 +6,6 @@ import asyncio
 import copy
 import gc
 import pickle
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -73,18 +72,6 @@ def test_a_copy_of_a_cache_begins_empty(twin_of: Any) -> None:
     recent.put("a", 1)
     twin = twin_of(recent)
     assert (twin.get("a"), twin.size, recent.get("a")) == (None, 3, 1)
-
-
-def test_threads_can_share_a_cache() -> None:
-    recent: Recent[int, int] = Recent(10)
-
-    def use(number: int) -> bool:
-        recent.put(number, number)
-        return recent.get(number) in (number, None)
-
-    with ThreadPoolExecutor(8) as threads:
-        assert all(threads.map(use, range(2_000)))
-    assert sum(number in recent for number in range(2_000)) == 10
 
 
 FORKED = """
