@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.base.llms.types import MessageRole
 
-from llama_index_memory_ext.fact import ONLY_ENDS, Fact, utc_now, without_reasons
+from llama_index_memory_ext.fact import ONLY_ENDS, Fact, utc_now
 from llama_index_memory_ext.store.facts import (
     delete_with_vectors,
     parse_facts,
@@ -117,10 +117,6 @@ class DeletedUser(NamedTuple):
         if is_copy and fact is not None:
             is_copy = self.contents[row.id] in (None, fact.content)
         return is_copy or is_unknown or row.said_by in self.namespaces
-
-    def is_team(self, namespace: str) -> bool:
-        """Return whether no user who stays owns a namespace, so that it may hold the words of any user."""
-        return not any(namespace in users for users in self.sessions.values())
 
 
 class Forgotten(NamedTuple):
@@ -375,11 +371,10 @@ def _forget_words_in(
             deleted.add(row.id)
     deleted |= only_ending(stored, deleted)
     changed = []
-    is_team = user.is_team(namespace)
     for row in rows:
         if row.id in stored and row.id not in deleted:
-            fact = without_reasons(stored[row.id], deleted, is_team=is_team)
-            fact = without_deleted_source(fact, user.texts.get(row.session_id))
+            text = user.texts.get(row.session_id)
+            fact = without_deleted_source(stored[row.id], text)
             if fact != stored[row.id]:
                 changed.append(fact)
     put_facts(tx, namespace, changed)
