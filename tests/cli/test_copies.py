@@ -149,9 +149,12 @@ def test_what_is_no_copy_and_a_folder_are_refused(
     command: Here, filled: Path, tmp_path: Path
 ) -> None:
     new = ("--db", str(tmp_path / "new.db"))
-    part = json.loads(filled.read_text())
-    del part["facts"]
-    for content in ("[]", "no JSON", json.dumps(part)):
+    copy = json.loads(filled.read_text())
+    part = {name: copy[name] for name in ("user", "sessions")}
+    wrong_copies = [copy | {name: 7} for name in copy]
+    wrong_copies += [copy | {"sessions": [copy["sessions"]]}]
+    wrong_copies += [copy | {"sessions": {"s": {}}}, copy | {"facts": {}}]
+    for content in ("[]", "no JSON", *map(json.dumps, [part, *wrong_copies])):
         done = command("import", "-", *new, stdin=content)
         assert (done.returncode, "must be a copy" in done.stderr) == (2, True)
     as_messages = command("import", str(filled), "--session", "s", *new)

@@ -192,9 +192,12 @@ class _Copy(NamedTuple):
 
 
 def _read_copy(content: bytes) -> _Copy:
+    # Imported here: it takes a while, and the help does not need it.
+    from pydantic import TypeAdapter
+
     try:
-        return _Copy(**json.loads(content))
-    except (ValueError, TypeError):
+        return TypeAdapter(_Copy).validate_python(json.loads(content))
+    except ValueError:
         raise UsageError(
             "pass --session ID to import messages, or --user ID to import facts. Without both, the file must be a copy "
             "of a user's data, as `export --user ID` writes it."
