@@ -149,10 +149,14 @@ def test_what_is_no_copy_and_a_folder_are_refused(
     command: Here, filled: Path, tmp_path: Path
 ) -> None:
     new = ("--db", str(tmp_path / "new.db"))
-    part = json.loads(filled.read_text())
-    del part["facts"]
-    for content in ("[]", "no JSON", json.dumps(part)):
-        done = command("import", "-", *new, stdin=content)
+    copy = json.loads(filled.read_text())
+    part = {"user": "ann", "sessions": copy["sessions"]}
+    by_hand = {**copy, "sessions": list(copy["sessions"])}
+    of_nobody = {**copy, "user": None}
+    one_message = {**copy, "sessions": {"s": {"role": "user", "content": "Hi."}}}
+    for content in ("[]", "no JSON", part, by_hand, of_nobody, one_message):
+        text = content if isinstance(content, str) else json.dumps(content)
+        done = command("import", "-", *new, stdin=text)
         assert (done.returncode, "must be a copy" in done.stderr) == (2, True)
     as_messages = command("import", str(filled), "--session", "s", *new)
     assert "It looks like a copy of export --user" in as_messages.stderr

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
+from pydantic import TypeAdapter
 
 import llama_index_memory_ext as ext
 from llama_index_memory_ext.apps.cli import TerminalError, UsageError, plain, pluralize
@@ -193,8 +194,8 @@ class _Copy(NamedTuple):
 
 def _read_copy(content: bytes) -> _Copy:
     try:
-        return _Copy(**json.loads(content))
-    except (ValueError, TypeError):
+        return TypeAdapter(_Copy).validate_python(json.loads(content))
+    except ValueError:
         raise UsageError(
             "pass --session ID to import messages, or --user ID to import facts. Without both, the file must be a copy "
             "of a user's data, as `export --user ID` writes it."
