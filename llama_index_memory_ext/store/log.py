@@ -227,8 +227,9 @@ def _move_cursors_back(tx: Transaction, key: str, ids: Sequence[int]) -> None:
         if isinstance(state, EncryptionError):
             state = {}
         if state is None or ROWS in state:
-            last = tx.execute(_SELECT_LAST_ID, key=key, last=cursor.position)
-            position = last.scalar_one()
+            position = tx.execute(
+                _SELECT_LAST_ID, key=key, last=cursor.position
+            ).scalar()
         old_entries = (state or {}).get(ROWS, ())
         entries = [entry for entry in old_entries if deleted.isdisjoint(entry[:2])]
         is_kept = entries or (state and position)
