@@ -37,7 +37,7 @@ from llama_index_memory_ext.store.deletion import (
     retain_messages,
     vacuum,
 )
-from llama_index_memory_ext.store.encryption import Cipher, EncryptionKey
+from llama_index_memory_ext.store.encryption import Cipher, EncryptionKey, TextFunction
 from llama_index_memory_ext.store.facts import Facts
 from llama_index_memory_ext.store.marks import SELECT_PLACES, encrypt_within, mark
 from llama_index_memory_ext.store.readers import Readers
@@ -105,6 +105,9 @@ class MemoryStore(SQLAlchemyChatStore):
         encryption_key: A key with which texts and vectors are stored encrypted, 32
             random bytes as URL-safe Base64; or a list of keys. The first one encrypts,
             and all of them decrypt. Needs the extra ``encryption``.
+        encrypt: A function from a text to the text that is stored, in place of
+            ``encryption_key``.
+        decrypt: The reverse function.
 
     ``database``, ``log``, ``readers``, ``owners`` and ``facts`` are its parts. All
     memories on the store share its background ``jobs``, and the ``cache`` of
@@ -144,6 +147,8 @@ class MemoryStore(SQLAlchemyChatStore):
         operation_timeout: float = DEFAULT_TIMEOUT_SECONDS,
         pool_size: int = DEFAULT_POOL_SIZE,
         encryption_key: EncryptionKey = None,
+        encrypt: TextFunction = None,
+        decrypt: TextFunction = None,
     ) -> None:
         settings = build_checked(
             Settings,
@@ -155,7 +160,7 @@ class MemoryStore(SQLAlchemyChatStore):
             operation_timeout=operation_timeout,
             pool_size=pool_size,
         )
-        cipher = Cipher(encryption_key)
+        cipher = Cipher(encryption_key, encrypt, decrypt)
         database = Database(settings, async_database_uri, db_data, cipher)
         # Only people and dumps read this address, which needs no password.
         super().__init__(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.base.llms.types import MessageRole
 
-from llama_index_memory_ext.fact import ONLY_ENDS, Fact, utc_now, without_reasons
+from llama_index_memory_ext.fact import ONLY_ENDS, Fact, utc_now
 from llama_index_memory_ext.store.facts import (
     delete_with_vectors,
     parse_facts,
@@ -363,12 +363,10 @@ def _forget_words_in(
         if user.owns_words_of(namespace, row, stored.get(row.id)):
             deleted.add(row.id)
     deleted |= only_ending(stored, deleted)
-    # A namespace that no user who stays owns may hold the words of any user.
-    is_team = not any(namespace in users for users in user.sessions.values())
     changed = []
     for row in rows:
         if row.id in stored and row.id not in deleted:
-            fact = without_reasons(stored[row.id], deleted, is_team=is_team)
+            fact = stored[row.id]
             if row.session_id in remaining:
                 fact = without_words(fact, remaining[row.session_id])
             if fact != stored[row.id]:

@@ -182,9 +182,23 @@ async def test_no_text_is_in_the_database(
     assert all(vector.startswith(b'{"$encrypted":') for vector in vectors)
 
 
-@pytest.mark.parametrize("key", [None, OTHER_KEY], ids=["no key", "another key"])
+WRONG = {
+    "no key": {},
+    "another key": {"encryption_key": OTHER_KEY},
+    "another function": {
+        "encrypt": lambda text: text,
+        "decrypt": lambda token: token.upper(),
+    },
+    "a function that answers any JSON": {
+        "encrypt": lambda text: text,
+        "decrypt": lambda token: '"x"',
+    },
+}
+
+
+@pytest.mark.parametrize("options", WRONG.values(), ids=WRONG)
 async def test_a_wrong_or_missing_key_is_an_error_before_anything_changes(
-    uri: str, open_store: OpenStore, key: str | None
+    uri: str, open_store: OpenStore, options: dict[str, Any]
 ) -> None:
     """Nor does the error name a key or a text."""
     store = open_store(uri, encryption_key=KEY)
@@ -193,7 +207,7 @@ async def test_a_wrong_or_missing_key_is_an_error_before_anything_changes(
     fact = await memory.facts.aadd("Has a secret")
     await store.aclose()
     before = await ask(uri, "SELECT position FROM llama_index_memory_cursors")
-    wrong = open_store(uri, encryption_key=key)
+    wrong = open_store(uri, **options)
     memory = memory_on(wrong, extract_facts=True)
     for call_ in (
         memory.aput(user("More.")),
@@ -240,6 +254,19 @@ def test_a_malformed_key_is_refused_at_construction_and_not_named(key: Any) -> N
         assert raised.value.__context__ is None
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"encrypt": str},
+        {"decrypt": str},
+        {"encrypt": str, "decrypt": str, "encryption_key": KEY},
+    ],
+)
+def test_a_key_and_functions_exclude_each_other(options: Any) -> None:
+    with pytest.raises(SettingError, match="encrypt and decrypt together"):
+        MemoryStore(**options)
+
+
 def test_without_the_library_the_error_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -247,6 +274,43 @@ def test_without_the_library_the_error_says_what_to_install(
     monkeypatch.delitem(sys.modules, "cryptography.fernet", raising=False)
     with pytest.raises(SettingError, match=r'pip install ".*\[encryption\]"'):
         MemoryStore(encryption_key=KEY)
+
+
+async def test_functions_of_the_program_encrypt_and_decrypt(
+    uri: str, open_store: OpenStore
+) -> None:
+    def encrypt(text: str) -> str:
+        return base64.b85encode(text[::-1].encode()).decode()
+
+    def decrypt(token: str) -> str:
+        return base64.b85decode(token).decode()[::-1]
+
+    store = open_store(uri, encrypt=encrypt, decrypt=decrypt)
+    await memory_on(store).aput_messages([user(CANARIES[0]), assistant("Fine.")])
+    await store.aclose()
+    assert canaries_in(await stored(uri)) == []
+    again = open_store(uri, encrypt=encrypt, decrypt=decrypt)
+    assert (await again.get_messages("chat", None))[0].content == CANARIES[0]
+
+
+async def test_a_function_that_fails_stores_nothing_and_shows_no_text(
+    open_store: OpenStore,
+) -> None:
+    def encrypt(value: str) -> str:
+        if "secret" in value:
+            raise RuntimeError(value)
+        return value
+
+    def answer_bytes(value: str) -> Any:
+        return value.encode()
+
+    store = open_store(None, encrypt=encrypt, decrypt=str)
+    with pytest.raises(EncryptionError, match="RuntimeError") as raised:
+        await store.add_message("chat", user("my secret"))
+    assert "secret" not in f"{raised.value} {raised.value.__context__}"
+    assert await store.get_messages("chat", None) == []
+    with pytest.raises(EncryptionError, match="TypeError"):
+        await open_store(None, encrypt=answer_bytes, decrypt=str).get_keys()
 
 
 # ---- plain rows, older keys and versions ----
