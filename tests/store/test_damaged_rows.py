@@ -30,14 +30,6 @@ DAMAGES = {
 }
 
 
-@pytest.fixture(params=["file", "postgres"])
-def uri(request: pytest.FixtureRequest) -> str:
-    value: str = request.getfixturevalue(
-        "database_uri" if request.param == "file" else "postgres_uri"
-    )
-    return value
-
-
 @pytest.fixture(params=DAMAGES.values(), ids=list(DAMAGES))
 def damage(request: pytest.FixtureRequest, uri: str) -> str:
     if "postgres" in uri and request.param == DAMAGES["no JSON"]:
