@@ -274,9 +274,7 @@ class Database:
         if self.backend == "sqlite":
             # SQLite lets one writer in at a time, and not in the order of the calls. In
             # memory there is one connection.
-            if writes or self.in_memory:
-                return {(self.identity.place,)}
-            return set()
+            return {(self.identity.place,)} if writes or self.in_memory else set()
         of_sessions = {(*self.identity, "session", key) for key in sessions}
         of_users = {(*self.identity, "user", namespace) for namespace in users}
         return of_sessions | of_users
