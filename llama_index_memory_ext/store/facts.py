@@ -425,9 +425,10 @@ def merge_facts(facts: Sequence[Fact], newer: Mapping[str, Fact]) -> list[Fact]:
     for fact in facts:
         stored = newer.get(fact.id)
         replaced_by = stored_ids.get(fact.replaced_by or "", fact.replaced_by)
-        if stored is None and stored_ids[fact.id] == fact.id:
-            merged.append(fact.model_copy(update={"replaced_by": replaced_by}))
-        elif stored is not None and retires(fact, stored):
+        if stored is None:
+            if stored_ids[fact.id] == fact.id:
+                merged.append(fact.model_copy(update={"replaced_by": replaced_by}))
+        elif retires(fact, stored):
             merged.append(
                 retire(
                     stored,
