@@ -358,12 +358,11 @@ def period_asked(question: str, today: date) -> Period | None:
     ends = ends_of(question, _END_CHARACTERS)
     normal = unicodedata.normalize("NFKC", ends.replace("\u2019", "'"))
     is_short = len(normal.split()) <= _FEW_WORDS
-    periods = []
     for part in phrases("past", "sentence_end").split(normal):
         period = _past_period(part.strip(" ?!."), today, is_short=is_short)
         if period:
-            periods.append(period)
-    return _spanned(periods)
+            return period
+    return None
 
 
 def _past_period(sentence: str, today: date, *, is_short: bool) -> Period | None:
@@ -374,7 +373,10 @@ def _past_period(sentence: str, today: date, *, is_short: bool) -> Period | None
         *relative_periods(plain, today),
         *_periods_in(sentence, today, asks_past=asks_past or is_short),
     ]
-    period = _spanned(periods)
+    period = None
+    if periods:
+        last = max(period.end for period in periods)
+        period = Period(min(periods).start, last)
     if asks_past:
         period = period or Period(date.min, today)
         return period if period.start <= today else None
@@ -397,14 +399,6 @@ def _asks_past(sentence: str) -> bool:
 
 def _has(section: str, text: str) -> bool:
     return phrases("past", section).search(text) is not None
-
-
-def _spanned(periods: Sequence[Period]) -> Period | None:
-    """Return the period from the first day of all periods to their last day; None without periods."""
-    if periods:
-        first = min(period.start for period in periods)
-        return Period(first, max(period.end for period in periods))
-    return None
 
 
 def _periods_in(sentence: str, today: date, *, asks_past: bool) -> Iterator[Period]:
