@@ -26,7 +26,7 @@ from llama_index_memory_ext.errors import (
 )
 from llama_index_memory_ext.events import failure_handler
 from llama_index_memory_ext.memory.fields import ErrorHandler, MemoryFields, Redact
-from llama_index_memory_ext.memory.prompt import assemble, read_prompt, read_turn
+from llama_index_memory_ext.memory.prompt import assemble, read_prompt
 from llama_index_memory_ext.memory.search import MemorySearchResult, check_search
 from llama_index_memory_ext.memory.settings import (
     StorePlace,
@@ -391,15 +391,20 @@ class CondensedMemory(MemoryFields):
             initial_token_count: Tokens of the limit that stay free.
             block_kwargs: Passed on to each block.
         """
-        await self.tokenizer_fn.load()
         question = await self._question_of(input)
         await self.facts_block.aopen(
             self.session_id, question.content if question else None
         )
         unread = await self.facts_block.wait_for_others(self.session_id)
         async with self._calls():
-            turn = (await read_turn(self, question))._replace(unread=unread)
-            prompt = await read_prompt(self, turn, initial_token_count, block_kwargs)
+            prompt = await read_prompt(
+                self,
+                question,
+                reserved=initial_token_count,
+                unread=unread,
+                block_kwargs=block_kwargs,
+            )
+        turn = prompt.turn
         # An agent reads the memory once more after its answer, and sends that to no
         # model.
         if not turn.messages or turn.messages[-1].role != MessageRole.ASSISTANT:
@@ -437,8 +442,13 @@ class CondensedMemory(MemoryFields):
         from llama_index_memory_ext.memory.stats import read_stats  # at first use
 
         await self.acheck_session()
+        facts = self.facts_block
         return await read_stats(
-            self.sql_store, self.condensed_block, self.facts_block, self.session_id
+            self.sql_store,
+            self.condensed_block,
+            facts,
+            self.session_id,
+            with_pending=facts.extract_facts,
         )
 
     @property
