@@ -12,6 +12,7 @@ from llama_index_memory_ext import (
     Fact,
     MemoryStore,
     TokenCounter,
+    trim,
 )
 from llama_index_memory_ext.facts.explanation import Explanation
 
@@ -34,6 +35,7 @@ async def use() -> None:
         assert_type(
             await memory.facts_block.aexplain("What does Ann drink?"), Explanation
         )
+    assert_type(trim([], token_limit=100), list[ChatMessage])
     assert_type(TokenCounter().count("Hello"), int)
     block: Any = CondensedMemoryBlock(store=MemoryStore(), token_limit=8_000)
     assert_type(Memory.from_defaults(session_id="s", memory_blocks=[block]), Memory)

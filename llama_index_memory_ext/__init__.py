@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.store.tables import display_name as display_name
     from llama_index_memory_ext.text.entries import body_of as body_of
     from llama_index_memory_ext.text.tokens import TokenCounter as TokenCounter
+    from llama_index_memory_ext.text.trim import trim as trim
     from llama_index_memory_ext.text.turns import (
         extract_conversation_context as extract_conversation_context,
     )
@@ -98,6 +99,7 @@ _NAMES = {
     "store": ["MemoryStore", "SessionInfo"],
     "store.tables": ["display_name"],
     "text.tokens": ["TokenCounter"],
+    "text.trim": ["trim"],
     "text.entries": ["body_of"],
     "text.turns": ["extract_conversation_context"],
 }

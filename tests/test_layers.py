@@ -58,7 +58,7 @@ formats     __init__ > layouts                                  # messages of ot
 .           agent_view fact                                               # a fact; which facts an agent sees
 models      caching_openai local_embeddings offline > ask                       # how a model is asked
 ---
-text        limits parts > entries turns > messages > tokens       # messages as text, counted and cut
+text        trim > limits parts > entries turns > messages > tokens       # messages as text, counted and cut
 ---
 words       tokens > asking dates pronouns > __init__                     # words
 ---
@@ -104,6 +104,7 @@ WITH_ONE_IMPORTER = {
     "store/writing.py": "is one of the subjects of the store",
     "store/versions.py": "makes and upgrades tables, apart from the connections",
     "background/threads.py": "runs the jobs of stores, apart from their databases",
+    "text/trim.py": "is a public function of its own",
     "words/pronouns.py": "whose messages a question asks for, with its own list",
 }
 # Which room may import which libraries.

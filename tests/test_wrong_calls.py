@@ -25,6 +25,7 @@ from llama_index_memory_ext import (
     StoreError,
     TfidfRanker,
     messages_from_json,
+    trim,
 )
 from llama_index_memory_ext.blocks import learning as learning_module
 from llama_index_memory_ext.memory.writing import warn_of_unused
@@ -393,3 +394,12 @@ def test_a_memory_is_closed_by_with(caplog: pytest.LogCaptureFixture) -> None:
     with opened():
         pass
     assert "pass the memory to each run" in caplog.text
+
+
+def test_trim_without_a_limit_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    chat = [ChatMessage("Hello")]
+    trim(chat, token_limit=100)
+    trim(chat, max_messages=2)
+    assert caplog.text == ""
+    assert trim(chat) == chat
+    assert "Pass one of them, such as token_limit=4_000." in caplog.text
