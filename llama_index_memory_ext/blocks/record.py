@@ -42,7 +42,7 @@ from llama_index_memory_ext.record.recall import (
 )
 from llama_index_memory_ext.record.text import MIN_ROOM
 from llama_index_memory_ext.settings import Switch
-from llama_index_memory_ext.text.limits import Limits
+from llama_index_memory_ext.text.limits import Limits, limits_of_messages
 from llama_index_memory_ext.text.messages import RESULT_ROLES
 from llama_index_memory_ext.text.parts import NO_PARTS, TODAY_HEADING, Section
 from llama_index_memory_ext.words.tokens import checked_languages
@@ -494,8 +494,7 @@ class CondensedMemoryBlock(LogBlock):
 
 def _limits_of(fields: Mapping[str, Any]) -> _RecordLimits:
     """Return the limits by the fields of a block; raise a LimitError if they leave no room for messages."""
-    limits = Limits.checked(
-        None,
+    limits = limits_of_messages(
         fields["max_messages"],
         fields["keep_messages"],
         fields["keep_ratio"],

@@ -12,20 +12,15 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple, TypeVar
 
 from llama_index_memory_ext.checks.clauses import (
-    closest_clause,
-    denies,
     is_about_stranger,
     is_small_talk,
     is_taken_back,
-    may_ask,
     sentences_at,
     speaks_to_listener,
     tells_change,
-    terms_of_changes,
     unsaid_reason,
 )
 from llama_index_memory_ext.checks.comparison import (
-    closest_sentence,
     says_more,
     shares_word,
 )
@@ -44,6 +39,7 @@ from llama_index_memory_ext.words import (
     is_translation,
     may_be_english,
     pattern,
+    phrases,
     script_of,
 )
 from llama_index_memory_ext.words.tokens import keywords, overlaps, shared
@@ -216,8 +212,13 @@ def reject_unstated(candidate: Candidate, _: Source) -> Rejection | None:
 def reject_others(candidate: Candidate, source: Source) -> Rejection | None:
     """Reject a fact about the assistant or an invented person, or about a person whom the words do not name."""
     place = candidate.place
+    content = candidate.content
     sentences = sentences_at(place.text, place.span)
-    if not source.question(place) and all(map(speaks_to_listener, sentences)):
+    words = " ".join(sentences)
+    without_calls = phrases("people", "call").sub("", words)
+    is_name = shares_word(content, words) and not shares_word(content, without_calls)
+    is_to_listener = is_name or all(map(speaks_to_listener, sentences))
+    if is_to_listener and not source.question(place):
         return Rejection("other", "It is about the assistant, or about a text.")
     if candidate.is_users_words and is_about_stranger(sentences):
         return Rejection("other", "It is about somebody else, and does not say whom.")
@@ -276,15 +277,15 @@ CHECKS = (
 )
 STATED_CHECKS = (
     reject_secret,
+    reject_small_talk,
     reject_others,
     reject_unstated,
-    reject_small_talk,
 )
 # An agent also reads the texts of tools and pages.
 TOOL_CHECKS = (*CHECKS, reject_few_users_words, reject_addition)
 
 
-# ---- ends of known facts, and confirmations ----
+# ---- ends of known facts ----
 
 
 def reject_pinned(ending: Ending, _: Source) -> Rejection | None:
@@ -340,22 +341,3 @@ ENDING_CHECKS = (
     reject_unquoted_end,
     reject_uncontradicted,
 )
-
-
-def reject_unrepeated(candidate: Candidate, _: Source) -> Rejection | None:
-    """Reject a confirmation whose words only ask or suppose the fact, or deny or end it."""
-    content = candidate.content
-    place = candidate.place
-    sentences = sentences_at(place.text, place.span)
-    if may_ask(closest_sentence(content, sentences)):
-        return Rejection("asked", _UNSAID["asked"])
-    if not (place.is_translated or shares_word(content, " ".join(sentences))):
-        return Rejection("not_the_users_words", "The words say nothing of it.")
-    clause = closest_clause(content, sentences).text
-    is_denied = denies(clause) != denies(content)
-    is_changed = tells_change(clause) and not overlaps(
-        terms_of_changes(), keywords(content)
-    )
-    if is_denied or is_changed:
-        return Rejection("denied", "The user's words deny it or end it.")
-    return None

@@ -99,6 +99,8 @@ def delete_with_vectors(
     tx: Transaction, namespace: str, ids: Collection[str]
 ) -> Counter[str]:
     """Delete facts with their embeddings; return the numbers of both."""
+    if not ids:
+        return Counter()
     deleted = {"namespace": namespace, "ids": list(ids)}
     vectors = tx.execute(_DELETE_VECTORS, **deleted).rowcount
     facts = tx.execute(_DELETE_FACTS, **deleted).rowcount

@@ -21,8 +21,6 @@ from llama_index_memory_ext.store.rows import (
 )
 from llama_index_memory_ext.store.tables import ARCHIVED, LAST_ID, OWN, SHARED
 from llama_index_memory_ext.store.transaction import Transaction, reads
-from llama_index_memory_ext.text.turns import spoken
-from llama_index_memory_ext.words import visible
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -185,12 +183,6 @@ def rows_in_epoch(
 def sessions_of_user(tx: Transaction, user_id: str) -> list[str]:
     """Return the sessions of a user, also those without a message."""
     return tx.scalars(_SELECT_SESSIONS, user_id=user_id)
-
-
-def text_of_session(tx: Transaction, key: str) -> str:
-    """Return the lines of all messages of a session as the ``source`` of a fact holds them, between line breaks."""
-    texts = [visible(spoken(row.message)) for row in find_rows(tx, key)]
-    return "\n".join(["", *texts, ""])
 
 
 def read_snapshot(
@@ -486,7 +478,7 @@ class Readers:
 
         Two kinds of cursors only move back to a row that remains: cursors without a
         state, and cursors whose state has the key ``ROWS``. This key holds a list of
-        ``[first row, last row, ...]``, from which the deletion takes the deleted rows.
+        ``[first row, last row, ...]``. A deletion of one of both rows takes the entry.
 
         False if another process has moved the cursor, rows were deleted meanwhile, or
         the database is busy.

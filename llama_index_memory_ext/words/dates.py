@@ -9,7 +9,7 @@ from datetime import date, timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from llama_index_memory_ext.words import ends_of, phrases, word_lists
+from llama_index_memory_ext.words import ends_of, pattern, phrases, word_lists
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,8 +26,8 @@ _CAPITALISED = frozenset({"en", "de"})
 _LAST_DECADE = 20
 # The days of a day, a week, a month and a year, in the order of the section "units".
 _UNIT_DAYS = (1, 7, 30, 365)
-# How many characters on each side of "may" decide whether it is the month.
-_NEAR = 40
+# The month stands beside a number, or has a capital inside a sentence.
+_VERB_MAY = r"(?<!\d )(?:\bmay\b|(?<![\w,][ -])\bMay\b)(?!,? \d)"
 
 
 class Day(NamedTuple):
@@ -89,8 +89,8 @@ def dates_in(text: str, code: str = "en") -> tuple[DateMention, ...]:
     ]
     mentions: list[DateMention] = []
     is_read = bytearray(len(text))
-    for pattern in patterns:
-        for match in pattern.finditer(text):
+    for date_pattern in patterns:
+        for match in date_pattern.finditer(text):
             start, end = match.span()
             readings = _readings(match, code)
             if readings and not any(is_read[start:end]):
@@ -163,11 +163,11 @@ def _names(code: str) -> _Names:
     for number, names in enumerate(lists["weekdays"]):
         days.update(dict.fromkeys(names, Day(weekday=number)))
     either = "|".join(sorted(map(re.escape, days), key=len, reverse=True))
-    pattern = re.compile(
+    name_pattern = re.compile(
         rf"(?:(?<![\d.:])(?P<d>[0-3]?\d)(?:st|nd|rd|th|\.)? (?:of )?)?\b(?P<name>(?i:{either}))\b\.?"
         rf"(?: (?P<d2>[0-3]?\d)(?:st|nd|rd|th)?\b(?![.:]?\d))?(?:,? (?:of )?(?P<y>(?:19|20)\d\d)\b)?"
     )
-    return _Names(pattern, days)
+    return _Names(name_pattern, days)
 
 
 def _foreign_names(code: str) -> dict[str, Day]:
@@ -464,10 +464,7 @@ def with_english_days(text: str) -> EnglishDays:
     >>> with_english_days("It may rain on 08.05.2026")
     EnglishDays(text='It  rain on  8 May 2026 ', terms=['may8'])
     """
-    if "may" in text.lower():
-        text = re.sub(
-            r"(?i)\bmay\b", lambda may: may.group() if _is_month(may) else "", text
-        )
+    text = pattern(_VERB_MAY).sub("", text)
     # Most texts have no digit, and no date to rewrite.
     if not re.search(r"\d", text):
         return EnglishDays(text, [])
@@ -501,25 +498,6 @@ def _month_of(day: Day) -> str:
 
 def _in_english(day: Day) -> str:
     return f"{day.day or ''} {_month_of(day)} {day.year or ''}".strip()
-
-
-def _is_month(may: re.Match[str]) -> bool:
-    before = may.string[max(may.start() - _NEAR, 0) : may.start()]
-    after = may.string[may.end() : may.end() + _NEAR]
-    if re.match(r"(?i)\s(?:be|have|not)\b", after):
-        return False
-    is_capitalised = may.group() == "May"
-    is_in_date = phrases("calendar", "before_may").search(before) or phrases(
-        "calendar", "after_may"
-    ).match(after)
-    if is_in_date:
-        return is_capitalised or not before.endswith("this ")
-    # "And May?"
-    return (
-        is_capitalised
-        and before[-2:-1].isalnum()
-        and after.strip()[:1] in ("", "?", ",", ";")
-    )
 
 
 def date_words(day: date) -> str:

@@ -90,7 +90,6 @@ def test_a_copy_has_all_sessions_and_facts_and_is_read_again(
         # The first is the version; the rows of a message are those of its database.
         assert [fact.pop("message_ids") for fact in facts[1:]]
     assert copy_of_copy["facts"] == copy["facts"]
-    assert copy["facts"][2]["past_changes"]
 
 
 def test_a_copy_of_an_unknown_user_is_refused(

@@ -478,9 +478,9 @@ async def test_facts_are_added_edited_and_pinned(
         == 1
     )
     for action, text, found in (
-        ("edit", "Plays go", "<dd>edited: content</dd>"),
-        ("pin", None, "<dd>pinned</dd>"),
-        ("unpin", None, "<dd>unpinned</dd>"),
+        ("edit", "Plays go", "Plays go"),
+        ("pin", None, ">Unpin<"),
+        ("unpin", None, ">Pin<"),
     ):
         done = await act(client, text, action=action, user="mia", item=fact.id)
         assert (
@@ -649,7 +649,6 @@ async def test_pending_facts_are_marked_approved_and_rejected(
         ("tea", "approve", "current"),
         ("milk", "reject", "retired"),
     ):
-        event = {"approve": "approved", "reject": "rejected: rejected by hand"}[action]
         pending = Fact(id=name, content=f"Likes {name}", tags=("drink",), pending=True)
         await client.inspector.writer.facts.write("mia", [pending])
         page = (await client.get("fact", params={"user": "mia", "fact": name})).text
@@ -660,7 +659,7 @@ async def test_pending_facts_are_marked_approved_and_rejected(
         done = await act(client, action=action, user="mia", item=name)
         page = (await client.get(done.headers["location"].split("/", 2)[2])).text
         assert f">{state}</span>" in page
-        assert f"<dd>{event}</dd>" in page
+        assert ("<dd>rejected: rejected by hand</dd>" in page) == (action == "reject")
 
 
 async def test_a_rejection_is_named_whatever_its_reason(

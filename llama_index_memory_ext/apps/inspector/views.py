@@ -241,7 +241,6 @@ def timeline_of(fact: Fact) -> list[tuple[datetime, str]]:
     if fact.quote:
         learned = f"learned: {fact.quote}"
     events = [(fact.created_at, learned)]
-    events += [(change.at, change.what) for change in fact.past_changes]
     for past in fact.past_retirements:
         events.append((past.retired_at, _retirement(past)))
         events.append((past.restored_at, "restored"))
