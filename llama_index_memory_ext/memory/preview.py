@@ -22,6 +22,7 @@ from llama_index_memory_ext.store.rows import LogRow, Snapshot
 from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, LAST_ID, display_name
 from llama_index_memory_ext.text.entries import body_of
 from llama_index_memory_ext.text.messages import storable
+from llama_index_memory_ext.text.parts import CHANGED_OPENING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -271,8 +272,17 @@ def _parts(message: ChatMessage, counter: TokenCounter) -> Iterator[Part]:
         return
     kind = "profile" if texts[0].startswith(_PROFILE_START) else "record"
     for block_text in texts:
+        if block_text.startswith(CHANGED_OPENING):
+            yield Part("record", role, block_text, counter.count(block_text))
+            continue
         for text in filter(None, _PART_START.split(block_text)):
-            # The question is last; a line of it may look like the start of a part.
-            if kind != "question":
-                kind = _KINDS.get(text.partition("\n")[0], kind)
+            kind = _kind_of(text, kind)
             yield Part(kind, role, text, counter.count(text))
+
+
+def _kind_of(text: str, kind_before: str) -> str:
+    """Return the kind of the part with this text."""
+    # The question is last; a line of it may look like the start of a part.
+    if kind_before == "question":
+        return kind_before
+    return _KINDS.get(text.partition("\n")[0], kind_before)
