@@ -161,8 +161,7 @@ class Database:
 
         # As callers know the function: "KeptVectors.write".
         name = function.__qualname__.partition(".<locals>")[0].replace("._", ".")
-        locks = self._locks_for(sessions, users, writes=writes)
-        return await self._call(step, name, seconds, locks, writes=writes)
+        return await self._call(step, name, seconds, sessions, users, writes=writes)
 
     async def read_version(self) -> int | None:
         """As ``MemoryStore.read_schema_version``."""
@@ -281,17 +280,17 @@ class Database:
         step: Callable[[Connection], T],
         name: str,
         seconds: float = 0,
-        locks: set[tuple[str, ...]] | None = None,
+        sessions: Collection[str] = (),
+        users: Collection[str] = (),
         *,
         writes: bool,
     ) -> T:
-        """Return the result of a step on a connection; without ``locks``, of a step on no session and no user.
+        """Return the result of a step on a connection, and on these sessions and users.
 
         Raises a StoreTimeoutError after ``seconds``; 0: the time for one call.
         """
         seconds = seconds or self.seconds
-        if locks is None:
-            locks = self._locks_for((), (), writes=writes)
+        locks = self._locks_for(sessions, users, writes=writes)
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
         job = Job(id(self), self._work, step, name, locks, answer, writes)
