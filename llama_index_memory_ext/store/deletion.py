@@ -338,13 +338,14 @@ def forget_words(
         copies=list(user.contents),
         read_by=list(read_by),
     )
-    tx.lock((), user.namespaces.union(reached))
+    namespaces = set(reached) - user.namespaces
+    tx.lock((), user.namespaces | namespaces)
     remaining = {}
-    if reached:
+    if namespaces:
         for key in user.sessions:
             remaining[key] = _read_remaining(tx, key)
     counts: Counter[str] = Counter()
-    for namespace in set(reached) - user.namespaces:
+    for namespace in namespaces:
         counts.update(_forget_words_in(tx, namespace, user, remaining))
     return counts
 
