@@ -305,6 +305,8 @@ def _due_turns(
 def lose_words(tx: Transaction, session_id: str) -> int:
     """Take the words of deleted messages from facts of a session; return the number of changed facts."""
     rows = tx.execute(_SELECT_FACTS_OF_SESSION, session_id=session_id).all()
+    if not rows:
+        return 0
     remaining = _read_remaining(tx, session_id)
     changed: dict[str, list[Fact]] = {}
     for row in rows:
