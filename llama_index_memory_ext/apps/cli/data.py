@@ -38,7 +38,7 @@ def list_(
     *,
     user: User = None,
     limit: Annotated[
-        int, cli.option("--limit COUNT", "Most sessions.", min=1)
+        int, cli.option("--limit COUNT", "At most this many sessions.", min=1)
     ] = sys.maxsize,
     time_zone: TimeZone = None,
     db: Db = None,

@@ -61,7 +61,7 @@ def _day(text: str) -> str:
 
 
 _Id = Annotated[str, typer.Argument(metavar="ID", help="The beginning of a fact's id.")]
-_IDS = typer.Argument(metavar="ID", help="The beginnings of facts' ids.")
+_IDS = typer.Argument(metavar="ID", help="The beginning of each fact's id.")
 _RequiredIds = Annotated[list[str], _IDS]
 _Reason = Annotated[str, cli.option("--reason TEXT", "Why the fact is no longer true.")]
 _Categories = Literal[
@@ -90,7 +90,9 @@ _FILTERS: dict[str, Any] = {
     "state": Annotated[
         _States | None, cli.option("--state STATE", "present, past, ..., or all.")
     ],
-    "limit": Annotated[int | None, cli.option("--limit COUNT", "Most facts.", min=1)],
+    "limit": Annotated[
+        int | None, cli.option("--limit COUNT", "At most this many facts.", min=1)
+    ],
     "after": Annotated[
         str | None, cli.option("--after ID", "Only facts after this fact.")
     ],
@@ -347,7 +349,7 @@ async def forget(
     all_: Annotated[bool, typer.Option("--all", help="All facts of the user.")] = False,
     yes: Yes = False,
 ) -> Output:
-    """Delete facts for good, after a question.
+    """Delete facts for good, after a confirmation.
 
     The messages with their words stay; `forget` deletes sessions and persons.
     """

@@ -51,11 +51,11 @@ def inspect(
         int, cli.option("--port PORT", "Default: 0, any free port.", min=0, max=65_535)
     ] = 0,
     write: Annotated[
-        bool, typer.Option("--write", help="Allow changes by forms of the pages.")
+        bool, typer.Option("--write", help="Let the pages make changes.")
     ] = False,
     html: Annotated[
         typer.FileBinaryWrite | None,
-        cli.option("--html FILE", "Write --session as a page, and end."),
+        cli.option("--html FILE", "Write the page of --session, and end."),
     ] = None,
     session: Session = None,
     question: Annotated[
@@ -68,7 +68,7 @@ def inspect(
 ) -> None:
     """Show the database and the next prompt in a browser.
 
-    The preset makes the prompt with these limits. The pages can be opened on this
+    The prompt is made with these limits. The pages can be opened on this
     machine alone, at the address that is printed. Without --write the pages change
     nothing; with it, facts can be changed, and facts, sessions and users be forgotten.
     """
