@@ -413,7 +413,7 @@ def test_a_file_in_the_encoding_of_another_shell_is_imported(cli: Here) -> None:
         (
             b'[{"type": "human", "content": "a"}]',
             ("--session", "s"),
-            "It looks like a message of LangChain. Convert it first, with the script of",
+            "docs/migrate.md has scripts that convert messages",
         ),
         (b'{"a": 1}', ("--session", "s"), "messages"),
         (b'"\xff"', ("--session", "s"), "UTF-8"),
