@@ -223,8 +223,7 @@ def _numbers_of(preview: PromptPreview) -> Context:
     set_aside = chain.from_iterable(reader.set_aside for reader in preview.readers)
     return {
         "active": preview.active,
-        "current_facts": len(current),
-        "agent_facts": sum(block.view.sees(fact.agent_id) for fact in current),
+        "current_facts": sum(block.view.sees(fact.agent_id) for fact in current),
         "unread": {reader.name: reader.unread for reader in preview.readers},
         "set_aside": sorted(set_aside),
     }
