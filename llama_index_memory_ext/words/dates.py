@@ -337,8 +337,6 @@ def _line_of(word: str, section: str) -> int:
     return 0
 
 
-# Characters that are read at each end of a long question.
-_END_CHARACTERS = 1_000
 # "And in 2023?" asks about the past without a verb.
 _FEW_WORDS = 3
 
@@ -355,7 +353,7 @@ def period_asked(question: str, today: date) -> Period | None:
     Period(start=datetime.date(2023, 1, 1), end=datetime.date(2023, 12, 31))
     >>> period_asked("Where do I live?", date(2026, 11, 20))
     """
-    ends = ends_of(question, _END_CHARACTERS)
+    ends = ends_of(question)
     normal = unicodedata.normalize("NFKC", ends.replace("\u2019", "'"))
     is_short = len(normal.split()) <= _FEW_WORDS
     for part in phrases("past", "sentence_end").split(normal):
