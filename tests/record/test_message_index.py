@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from llama_index.core.llms import ChatMessage
 
@@ -370,7 +370,6 @@ talks = st.lists(
 QUESTIONS = ("tea", "a printer in Lisbon", "zebra hail 绿茶", "message")
 
 
-@settings(max_examples=60)
 @given(talk=talks, sizes=st.lists(st.integers(1, 4), max_size=6))
 @example(talk=[user("tea"), user("tea"), user("of")], sizes=[2])
 @example(
