@@ -450,7 +450,7 @@ def favour_answers(
     """
     favoured = np.where(questions, _QUESTION_SHARE * similarity, similarity)
     favoured[1:] += _ANSWER_SHARE * np.where(questions, similarity, 0.0)[:-1]
-    return tfidf.divided_by_best(favoured)
+    return favoured
 
 
 def favour_speaker(
@@ -463,8 +463,7 @@ def favour_speaker(
     if not speaker:
         return similarity
     is_favoured = of_user == (speaker == USER)
-    favoured = np.where(is_favoured, _SPEAKER_FACTOR * similarity, similarity)
-    return tfidf.divided_by_best(favoured)
+    return np.where(is_favoured, _SPEAKER_FACTOR * similarity, similarity)
 
 
 def said_within(

@@ -304,7 +304,9 @@ class TfidfRanker:
 
         The related words of each word of a short query have a weight together.
         """
-        words = self._query_words(query, codes)
+        words = list(self._words_in(query))
+        if self._has_languages:
+            words = [word for word in words if not is_function_word(word, codes)]
         counts = Counter(self._forms_of(word, codes) for word in words)
         weights = defaultdict[Group, float](float)
         for group, number in counts.items():
@@ -315,12 +317,6 @@ class TfidfRanker:
                 related = self._written(related_terms(term), "en")
                 weights[related] += _RELATED_WEIGHT * (1 + log(number))
         return weights
-
-    def _query_words(self, query: str, codes: Sequence[str]) -> list[str]:
-        words = list(self._words_in(query))
-        if not self._has_languages:
-            return words
-        return [word for word in words if not is_function_word(word, codes)]
 
     def _forms_of(self, word: str, codes: Iterable[str]) -> Group:
         """Return the words of the documents with the stem of a word in English or one of the languages."""
@@ -371,7 +367,8 @@ class TfidfRanker:
             if group:
                 counts = _with_neighbours(self._counts(group), near)
                 frequency = int(np.count_nonzero(counts))
-                factor = weight * self._idf(frequency) * (SATURATION + 1)
+                idf = 1 + log((1 + len(scores)) / (1 + frequency))
+                factor = weight * idf * (SATURATION + 1)
                 # Each further occurrence of a word adds less.
                 scores += factor * counts / (norms + counts)
         return scores
@@ -392,9 +389,6 @@ class TfidfRanker:
             share * (sequences[distance:] == sequences[:-distance])
             for distance, share in enumerate(self._neighbour_shares, 1)
         ]
-
-    def _idf(self, frequency: int) -> float:
-        return 1 + log((1 + len(self._rows)) / (1 + frequency))
 
 
 def _weights_of(
