@@ -172,7 +172,7 @@ async def summarise(
                 spent.append,
             )
         except Exception as error:
-            if isinstance(error, SummaryReplyError) or is_about_request(error):
+            if _is_about_length(error):
                 halvings = jobs.halvings[key] + 1
                 jobs.halvings[key] = min(halvings, _MOST_HALVINGS)
             used = sum(spent, Usage())
@@ -193,6 +193,11 @@ async def summarise(
             raise StoreError(
                 "The database was too busy to store a summary. Nothing is lost: the next run makes it anew."
             )
+
+
+def _is_about_length(error: Exception) -> bool:
+    """Return whether a shorter request may succeed."""
+    return isinstance(error, SummaryReplyError) or is_about_request(error)
 
 
 async def _with_next_batch(

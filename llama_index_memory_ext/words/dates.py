@@ -371,10 +371,7 @@ def _past_period(sentence: str, today: date, *, is_short: bool) -> Period | None
         *relative_periods(plain, today),
         *_periods_in(sentence, today, asks_past=asks_past or is_short),
     ]
-    period = None
-    if periods:
-        last = max(period.end for period in periods)
-        period = Period(min(periods).start, last)
+    period = _spanned(periods)
     if asks_past:
         period = period or Period(date.min, today)
         return period if period.start <= today else None
@@ -397,6 +394,14 @@ def _asks_past(sentence: str) -> bool:
 
 def _has(section: str, text: str) -> bool:
     return phrases("past", section).search(text) is not None
+
+
+def _spanned(periods: Sequence[Period]) -> Period | None:
+    """Return the period from the first day of all periods to their last day; None without periods."""
+    if periods:
+        last = max(period.end for period in periods)
+        return Period(min(periods).start, last)
+    return None
 
 
 def _periods_in(sentence: str, today: date, *, asks_past: bool) -> Iterator[Period]:
