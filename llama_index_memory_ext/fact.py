@@ -26,7 +26,7 @@ from llama_index_memory_ext.text.messages import clean, in_zone
 from llama_index_memory_ext.words import visible
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Mapping
 
 # The kinds of facts that a model is asked for, unless the program names its own.
 CATEGORIES = ("preference", "knowledge", "context", "behavior", "goal", "correction")
@@ -105,7 +105,7 @@ Tag = Annotated[
 
 _METADATA_BYTES = 2_048
 # Facts of earlier versions may have these fields.
-_REMOVED_FIELDS = frozenset({"about", "review_until", "review_then"})
+_REMOVED_FIELDS = frozenset({"about", "past_changes", "review_until", "review_then"})
 
 
 def _as_stored(value: object) -> Any:
@@ -147,17 +147,6 @@ class PastRetirement(BaseModel):
     replaced_by: Text | None = None
     retired_by: RetiredBy | None = None
     restored_at: Moment
-
-
-class PastChange(NamedTuple):
-    """A change of a fact by a person or a program.
-
-    ``what``: "approved", "pinned", "unpinned", or "edited" with the names of the
-    fields. Earlier values are not kept.
-    """
-
-    at: Moment
-    what: Visible
 
 
 _RETIREMENT = ("retired_at", "retired_reason", "replaced_by", "retired_by")
@@ -252,10 +241,6 @@ class Fact(BaseModel):
     past_retirements: tuple[PastRetirement, ...] = Field(
         default=(),
         description="Retirements from which it was restored, oldest first.",
-    )
-    past_changes: tuple[PastChange, ...] = Field(
-        default=(),
-        description="When it was approved, pinned and edited, oldest first; the last 50.",
     )
     edited: bool = Field(
         default=False,
@@ -402,48 +387,10 @@ def restore(fact: Fact, now: datetime) -> Fact:
     )
 
 
-# The kinds of retirements whose reason has no words of the user. A model writes all
-# other reasons.
-_WITHOUT_WORDS = ("hand", "limit", "rejected")
-
-
-def without_reasons(fact: Fact, gone: Collection[str], *, is_team: bool) -> Fact:
-    """Return a fact without the reasons that may quote a deleted user; the same fact if no reason may.
-
-    ``gone``: the ids of the deleted facts. A reason may quote the user if one of them has
-    replaced the fact. In the facts of a team, each reason of a model may quote the user.
-    """
-    values = fact.model_dump()
-    endings = [values, *values["past_retirements"], *values["ends_facts"].values()]
-    is_changed = False
-    for ending in endings:
-        may_quote = is_team or ending.get("replaced_by") in gone
-        has_words = ending.get("retired_by") not in _WITHOUT_WORDS
-        if ending.get("retired_reason") and has_words and may_quote:
-            ending["retired_reason"] = None
-            is_changed = True
-    return Fact(**values) if is_changed else fact
-
-
-_MOST_CHANGES = 50
-
-
-def _note_change(fact: Fact, what: str, now: datetime) -> Fact:
-    changes = (*fact.past_changes, PastChange(now, what))
-    return fact.model_copy(update={"past_changes": changes[-_MOST_CHANGES:]})
-
-
 def edit(fact: Fact, now: datetime, fields: Mapping[str, Any]) -> Fact:
-    """Return the fact with these fields; ``past_changes`` names the fields that differ."""
+    """Return the fact with these fields."""
     new = Fact(**{**fact.model_dump(), "updated_at": now, **fields})
-    new = mark_edited(new, fact)
-    names = [name for name in fields if getattr(new, name) != getattr(fact, name)]
-    if "pinned" in names:
-        names.remove("pinned")
-        new = _note_change(new, "pinned" if new.pinned else "unpinned", now)
-    if names:
-        new = _note_change(new, f"edited: {', '.join(names)}", now)
-    return new
+    return mark_edited(new, fact)
 
 
 def mark_edited(fact: Fact, stored: Fact) -> Fact:
@@ -460,8 +407,7 @@ _NOT_PENDING: dict[str, Any] = {"pending": False, "ends_facts": {}}
 
 def approve(fact: Fact, facts: Mapping[str, Fact], now: datetime) -> list[Fact]:
     """Return a pending fact as approved, and the ``facts`` that it ends as retired."""
-    holding = _note_change(fact, "approved", now)
-    holding = holding.model_copy(update={**_NOT_PENDING, "updated_at": now})
+    holding = fact.model_copy(update={**_NOT_PENDING, "updated_at": now})
     if fact.said_as == ONLY_ENDS:
         reason = "approved: it has ended another fact"
         holding = retire(holding, reason, now, by="hand")

@@ -403,13 +403,6 @@ def _is_stated(statement: str, text: str) -> bool:
     return overlaps(keywords(statement), keywords(" ".join(clauses)))
 
 
-def may_ask(sentence: str) -> bool:
-    """Return whether a sentence asks or supposes something, also without a question mark."""
-    sentence = sentence.strip()
-    is_asked = _matches("asks", sentence) or _is_question(sentence)
-    return is_asked or _matches("supposed", sentence)
-
-
 def _is_to_work_on(statement: str, text: str, span: Span) -> bool:
     """Return whether most words of a statement stand behind the beginning of a request such as "Translate:"."""
     request = phrases("clauses", "text_behind").search(text[: span.end])

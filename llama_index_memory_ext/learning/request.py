@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, defaultdict
 from dataclasses import dataclass
 from datetime import date
-from itertools import zip_longest
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from llama_index_memory_ext.fact import Fact
 from llama_index_memory_ext.learning.budget import (
     ANSWER_TOKENS,
     RequestBudget,
@@ -27,11 +24,12 @@ from llama_index_memory_ext.search.tfidf import Similar, values_of
 from llama_index_memory_ext.text.tokens import take_fitting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from llama_index.core.base.llms.types import ChatMessage
     from llama_index.core.llms import LLM
 
+    from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.facts.user_facts import UserFacts
     from llama_index_memory_ext.learning.batch import Batch
     from llama_index_memory_ext.learning.categories import Categories
@@ -47,9 +45,6 @@ _REJECTED_CHARACTERS = 400
 # The share of the budget for facts with words in common with the messages. A fact that
 # the user corrects need not have any.
 _MATCHING_SHARE = 0.5
-# The kind of a fact is its first rare word: "lives" of "Ann lives in Oslo". At most this
-# share of the facts has a rare word.
-_COMMON_SHARE = 0.3
 
 
 class Request(NamedTuple):
@@ -174,18 +169,18 @@ def select_known_facts(
 ) -> list[Fact]:
     """Return the facts that fit about ``limit`` tokens.
 
-    Half of the limit is for the facts most similar to the text, the rest for facts of
-    each kind. "I moved to Rome" has no word in common with "Lives in Oslo", but few facts
-    are of its kind, and such facts are short.
+    Half of the limit is for the facts most similar to the text, the rest for the
+    shortest facts. "I moved to Rome" has no word in common with "Lives in Oslo", but
+    facts that a few words end are short.
     """
     similarities = values_of(ranker.similarities(text), [fact.id for fact in facts])
     pairs = zip(similarities.tolist(), facts, strict=True)
     ranked = sorted(pairs, key=itemgetter(0), reverse=True)
     similar = [fact for similarity, fact in ranked if similarity]
-    various = _various(facts)
+    shortest = sorted(facts, key=lambda fact: len(fact.content))
     chosen = {}
     total = 0
-    for candidates, most in ((similar, _MATCHING_SHARE * limit), (various, limit)):
+    for candidates, most in ((similar, _MATCHING_SHARE * limit), (shortest, limit)):
         for fact in candidates:
             if fact.id in chosen:
                 continue
@@ -195,18 +190,3 @@ def select_known_facts(
             chosen[fact.id] = fact
             total += tokens
     return list(chosen.values())
-
-
-def _various(facts: Sequence[Fact]) -> Iterator[Fact]:
-    """Yield the shortest fact of each kind, then the second of each, and so on."""
-    words_of = {fact.id: fact.content.casefold().split() for fact in facts}
-    counts = Counter[str]()
-    for words in words_of.values():
-        counts.update(set(words))
-    most = _COMMON_SHARE * len(facts)
-    kinds = defaultdict[str, list[Fact]](list)
-    for fact in sorted(facts, key=lambda fact: len(fact.content)):
-        rare_words = (word for word in words_of[fact.id] if counts[word] <= most)
-        kinds[next(rare_words, "")].append(fact)
-    for group in zip_longest(*kinds.values()):
-        yield from filter(None, group)

@@ -37,7 +37,6 @@ from llama_index_memory_ext.learning.rejections import (
     Check,
     Ending,
     first_rejection,
-    reject_unrepeated,
 )
 from llama_index_memory_ext.words import phrases, tokens_in, visible
 
@@ -187,8 +186,7 @@ class _Validation:
             self.accepted.append(fact)
         else:
             self.rejected.append(_KNOWN_ALREADY)
-            if reject_unrepeated(candidate, self.source) is None:
-                self.confirmed[fact.id] = confirm_again(fact, self.now)
+            self.confirmed[fact.id] = confirm_again(fact, self.now)
         return fact
 
     def end(self, entry: NewFact, new: Fact | None, *, is_only: bool) -> None:

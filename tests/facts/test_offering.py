@@ -62,19 +62,6 @@ def test_what_is_corrected_is_among_them_also_without_a_word_in_common() -> None
     assert len(found) == len({fact.id for fact in found}) > 10
 
 
-def test_what_can_be_corrected_is_among_a_thousand_short_ones() -> None:
-    """There is one home among many likes, however the facts begin."""
-    likes = [
-        f"{verb} number {i}"
-        for i in range(125)
-        for verb in ("likes", "owns", "has", "saw", "met", "read", "met")
-    ]
-    for begin in ("", "Ann "):
-        home = Fact(content=f"{begin}lives in an old house")
-        facts = [Fact(content=begin + text) for text in likes]
-        assert home in offer([*facts[:400], home, *facts[400:]], "We moved.")
-
-
 async def test_few_facts_are_shown_entirely(learns: Learns) -> None:
     memory, server = learns()
     for i in range(20):

@@ -391,38 +391,8 @@ async def test_pending_facts_are_exported_imported_and_forgotten(
     assert await memory.facts.aforget() == 2
 
 
-async def test_a_fact_keeps_when_it_was_edited_pinned_and_approved(
-    store: MemoryStore,
-) -> None:
-    """The names of the fields, and no earlier words; what stays the same is no change."""
-    book = FactBook(store, "ann")
-    fact = await book.aadd(Fact(content="Likes tea", pending=True))
-    (fact,) = await book.aapprove(fact.id)
-    await book.aupdate(fact.id, content="Likes green tea", tags=["drink"])
-    await book.aupdate(fact.id, content="Likes green tea", pinned=True)
-    await book.aupdate(fact.id, pinned=True)
-    await book.aupdate(fact.id, pinned=False, confidence=0.5)
-    (kept,) = await book.alist()
-    assert [change.what for change in kept.past_changes] == [
-        "approved",
-        "edited: content, tags",
-        "pinned",
-        "unpinned",
-        "edited: confidence",
-    ]
-    times = [change.at for change in kept.past_changes]
-    assert times == sorted(times)
-    assert times[0] == fact.updated_at
-    other = FactBook(store, "bob")
-    await other.aimport(await book.aexport())
-    assert (await other.alist())[0].past_changes == kept.past_changes
-    for i in range(60):
-        await book.aupdate(fact.id, pinned=bool(i % 2))
-    assert len((await book.alist())[0].past_changes) == 50
-
-
 def test_facts_of_earlier_versions_have_no_tags_and_are_not_pending() -> None:
-    new = ("tags", "metadata", "pending", "ends_facts", "past_changes")
+    new = ("tags", "metadata", "pending", "ends_facts")
     stored = Fact(content="Likes tea").model_dump(mode="json")
     fact = Fact.model_validate(
         {name: value for name, value in stored.items() if name not in new}

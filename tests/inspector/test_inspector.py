@@ -27,7 +27,6 @@ from llama_index_memory_ext import (
     preview_prompt,
 )
 from llama_index_memory_ext.agent_view import ALL_FACTS
-from llama_index_memory_ext.apps.inspector.actions import Action
 from llama_index_memory_ext.apps.inspector.pages import Access
 from llama_index_memory_ext.store.rows import ReadPosition
 from tests.conversation import assistant, user
@@ -247,11 +246,11 @@ async def test_the_page_shows_what_the_model_is_then_really_sent(
     await memory.aget()
     await memory.aput(ChatMessage("What do I eat?"))
     sent = await memory.aget()
-    parts = [part for run in seen.runs for part in run]
+    parts = seen.parts
     assert "".join(part.text for part in parts) == "".join(
         block.text for block in sent[0].blocks if hasattr(block, "text")
     )
-    kinds = [run[0].kind for run in seen.runs]
+    kinds = [part.kind for part in parts]
     assert kinds == list(seen.tokens)
     # All facts that concern the question may stand in the profile.
     assert [kind for kind in kinds if kind != "facts"] == [
@@ -479,9 +478,9 @@ async def test_facts_are_added_edited_and_pinned(
         == 1
     )
     for action, text, found in (
-        ("edit", "Plays go", "<dd>edited: content</dd>"),
-        ("pin", None, "<dd>pinned</dd>"),
-        ("unpin", None, "<dd>unpinned</dd>"),
+        ("edit", "Plays go", "Plays go"),
+        ("pin", None, ">Unpin<"),
+        ("unpin", None, ">Pin<"),
     ):
         done = await act(client, text, action=action, user="mia", item=fact.id)
         assert (
@@ -502,10 +501,9 @@ async def test_a_fact_is_added_with_category_confidence_and_tags(
     client = await inspect(filled, writes=True)
     page = (await client.get("facts", params={"user": "mia"})).text
     assert page.index("Add a fact") < page.index('class="fact')
-    action = Action("add", "mia", "")
     form = {
-        **dict(zip(("action", "user", "item"), action, strict=True)),
-        "proof": client.inspector.access.proof(*action),
+        "action": "add",
+        "user": "mia",
         "content": "Runs <i>marathons</i>",
         "category": "goal",
         "confidence": "often",
@@ -572,7 +570,7 @@ async def test_a_long_session_is_shown_as_whole_though_its_newest_messages_are_r
         assert 1_000 < int(omitted[0].replace(",", "")) < len(facts)
 
 
-async def test_a_session_tells_for_each_reader_what_is_unread(
+async def test_a_session_tells_what_is_unread_by_the_agent(
     tmp_path: Path, inspect: Inspect, start_model: StartModel
 ) -> None:
     uri = f"sqlite+aiosqlite:///{tmp_path / 'memory.db'}"
@@ -603,17 +601,14 @@ async def test_a_session_tells_for_each_reader_what_is_unread(
                 else:
                     await memory.aput_messages([user("And now?"), assistant("Yes.")])
     client = await inspect(tmp_path / "memory.db")
-    facts_page = (await client.get("facts", params={"user": "ann"})).text
-    assert "not yet read for facts: 2 messages" in facts_page
     page = (await client.get("session", params={"id": "s"})).text
-    labels = {label for _, label in numbers_in(page)}
-    assert {
-        "messages not yet read as relevant_facts of ann",
-        "messages not yet read as relevant_facts by &#39;cook&#39; of ann",
-    } <= labels
+    assert ("2", "messages not yet read for facts") in numbers_in(page)
+    client = await inspect(tmp_path / "memory.db", limits={"agent_id": "cook"})
+    page = (await client.get("session", params={"id": "s"})).text
+    assert ("0", "messages not yet read for facts") in numbers_in(page)
 
 
-async def test_for_an_agent_its_own_facts_are_shown_in_the_order_of_the_prompt(
+async def test_for_an_agent_its_own_facts_are_shown(
     filled: Path, inspect: Inspect
 ) -> None:
     client = await inspect(filled, writes=True, limits={"agent_id": "cook"})
@@ -623,14 +618,10 @@ async def test_for_an_agent_its_own_facts_are_shown_in_the_order_of_the_prompt(
     page = (await client.get("session", params={"id": SESSION, "q": "museums?"})).text
     assert "Cooks without museums" in page
     assert "Sleeps in museums" not in page
-    assert ("199", "current facts, other agents&#39; too") in numbers_in(page)
+    assert ("198", "current facts") in numbers_in(page)
     sent = re.findall(r"&lt;fact[^&]*&gt;(.*?)&lt;/fact&gt;", page)
-    listed = [
-        one
-        for one in re.findall(r'class="what"><a [^>]*>(.*?)</a>', page)
-        if one in sent
-    ]
-    assert listed[: len(sent)] == sent
+    listed = re.findall(r'class="what"><a [^>]*>(.*?)</a>', page)
+    assert set(listed[: len(sent)]) == set(sent)
     listed_all = (
         await client.get("facts", params={"user": "mia", "q": "museums"})
     ).text
@@ -653,7 +644,6 @@ async def test_pending_facts_are_marked_approved_and_rejected(
         ("tea", "approve", "current"),
         ("milk", "reject", "retired"),
     ):
-        event = {"approve": "approved", "reject": "rejected: rejected by hand"}[action]
         pending = Fact(id=name, content=f"Likes {name}", tags=("drink",), pending=True)
         await client.inspector.writer.facts.write("mia", [pending])
         page = (await client.get("fact", params={"user": "mia", "fact": name})).text
@@ -664,7 +654,7 @@ async def test_pending_facts_are_marked_approved_and_rejected(
         done = await act(client, action=action, user="mia", item=name)
         page = (await client.get(done.headers["location"].split("/", 2)[2])).text
         assert f">{state}</span>" in page
-        assert f"<dd>{event}</dd>" in page
+        assert ("<dd>rejected: rejected by hand</dd>" in page) == (action == "reject")
 
 
 async def test_a_rejection_is_named_whatever_its_reason(
@@ -757,34 +747,24 @@ async def test_a_session_without_a_user_is_shown_by_its_id_and_is_no_user_of_tha
     assert not [name for name in await store.facts.count_by_user() if "bob" in name]
 
 
-async def test_nothing_is_done_without_the_proof_of_the_page_that_asks(
+async def test_nothing_is_done_without_a_form_of_these_pages(
     filled: Path, inspect: Inspect
 ) -> None:
+    """A page of another address cannot send the header of such a form, even if it knows the address."""
     client = await inspect(filled, writes=True)
-    access, before = client.inspector.access, bytes_of(filled)
+    before = bytes_of(filled)
     action = {"action": "forget-user", "user": "mia", "item": ""}
-    proofs = [
-        "",
-        "x",
-        Access(writes=True).proof(*action.values()),
-        access.proof("forget-user", "user 1", ""),
-    ]
     answers = [
-        await client.post("do", data={**action, "proof": proof}) for proof in proofs
+        await client.post("do", data=action, headers={"Sec-Fetch-Site": site})
+        for site in ("cross-site", "same-site", "none", "")
     ]
-    proven = {**action, "proof": access.proof(*action.values())}
-    answers.append(
-        await client.post("do", data=proven, headers={"Sec-Fetch-Site": "cross-site"})
-    )
-    answers.append(await client.post("do", data={**proven, "more": "x" * 200_000}))
-    reading = await inspect(filled)
-    answers.append(
-        await reading.post(
-            "do",
-            data={**action, "proof": reading.inspector.access.proof(*action.values())},
-        )
-    )
-    assert [answer.status_code for answer in answers] == [403] * 7
+    del client.headers["Sec-Fetch-Site"]
+    answers.append(await client.post("do", data=action))
+    client.headers["Sec-Fetch-Site"] = "same-origin"
+    answers.append(await client.post("do", data={**action, "more": "x" * 200_000}))
+    answers.append(await client.post("users", data=action))
+    answers.append(await (await inspect(filled)).post("do", data=action))
+    assert [answer.status_code for answer in answers] == [403] * 8
     assert bytes_of(filled) == before
 
 

@@ -63,7 +63,6 @@ class Gossip(OfflineModel):
         ended = [
             {
                 "number": 1,
-                "reason": f"The user said: {line}",
                 "quote": line,
                 "replaced_by": f"n{i}",
             }
@@ -170,7 +169,7 @@ async def step(store: MemoryStore, random: Random, number: int) -> None:
 
 
 async def test_a_team_forgets_a_person_and_keeps_the_others(store: MemoryStore) -> None:
-    """With quote, source and the reasons why its facts have ended, by each of the calls."""
+    """With quote and source, by each of the calls."""
     ann, bob = on(store, "ann"), on(store, "bob")
     await tell(bob, "I live in Bobville1.")
     await tell(ann, "I live in Annville1.")
