@@ -223,14 +223,7 @@ async def _with_next_batch(
         rows = _without_last_call(rows)
         position = rows[-1].id
     counter = reader.counter
-    prompt = summary_prompt("", (), token_limit=reader.summary_limit)
-    fixed = sum(counter.count(message.content or "") for message in prompt)
-    room = summary_room(
-        context_window(llm),
-        fixed + _EXTRA_ANSWER_TOKENS,
-        token_limit=reader.summary_limit,
-        halvings=halvings,
-    )
+    room = _room_of(reader, llm, halvings)
     batch = await asyncio.to_thread(
         batch_of, rows, counter, (reader.name,), room.messages
     )
@@ -262,6 +255,17 @@ def _without_last_call(rows: list[LogRow]) -> list[LogRow]:
     """Return the rows before the last message, whose results may be in the rows behind; all rows of a single call."""
     last = max((i for i, row in enumerate(rows) if not row.is_result), default=0)
     return rows[:last] or rows
+
+
+def _room_of(reader: RecordReader, llm: LLM, halvings: int) -> SummaryRoom:
+    prompt = summary_prompt("", (), token_limit=reader.summary_limit)
+    fixed = sum(reader.counter.count(message.content or "") for message in prompt)
+    return summary_room(
+        context_window(llm),
+        fixed + _EXTRA_ANSWER_TOKENS,
+        token_limit=reader.summary_limit,
+        halvings=halvings,
+    )
 
 
 def summary_room(
