@@ -402,7 +402,7 @@ def test_a_fact_is_retired_once_and_then_not_confirmed() -> None:
     assert [entry.id for entry in outcome.retired] == ["coffee"]
     assert outcome.confirmed == ()
     assert kept(outcome) == ["No more coffee for me."]
-    assert outcome.rejections == {"duplicate": 1}
+    assert outcome.rejections == {"unknown_fact": 1}
 
 
 def test_results_show_no_words_of_the_user() -> None:
