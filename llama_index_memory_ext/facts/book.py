@@ -41,10 +41,6 @@ _SCHEMA = "llama_index_memory_ext.fact"
 _SCHEMA_VERSION = 1
 
 
-def _do_nothing() -> None:
-    """Do nothing at a change of facts."""
-
-
 class FactBook:
     """The facts of one namespace. Each method has a synchronous twin without the ``a``: ``list``, ..., ``import_``.
 
@@ -82,8 +78,6 @@ class FactBook:
         self._time_zone = time_zone
         self._search = search or self._by_words
         self.namespace = namespace
-        # Called before each change.
-        self.on_change: Callable[[], None] = _do_nothing
         self._view = view_of(agent_id, scope)
         self.categories = None if categories is None else tuple(categories)
 
@@ -343,14 +337,9 @@ class FactBook:
         await self._writer.import_facts(self.namespace, facts, self._view)
         return len(facts)
 
-    def __getstate__(self) -> dict[str, Any]:
-        # ``on_change`` is a method of a memory, and a copy belongs to no memory.
-        return {**self.__dict__, "on_change": _do_nothing}
-
     @property
     def _writer(self) -> Facts:
         """The facts of the store, to change them."""
-        self.on_change()
         return self._store.facts
 
     def _now(self) -> datetime:

@@ -38,6 +38,7 @@ from llama_index_memory_ext.text.entries import escape_tags
 from llama_index_memory_ext.words import (
     is_translation,
     pattern,
+    phrases,
     script_of,
 )
 from llama_index_memory_ext.words.tokens import keywords, shared
@@ -206,8 +207,13 @@ def reject_unstated(candidate: Candidate, _: Source) -> Rejection | None:
 def reject_others(candidate: Candidate, source: Source) -> Rejection | None:
     """Reject a fact about the assistant or an invented person, or about a person whom the words do not name."""
     place = candidate.place
+    content = candidate.content
     sentences = sentences_at(place.text, place.span)
-    if not source.question(place) and all(map(speaks_to_listener, sentences)):
+    words = " ".join(sentences)
+    without_calls = phrases("people", "call").sub("", words)
+    is_name = shares_word(content, words) and not shares_word(content, without_calls)
+    is_to_listener = is_name or all(map(speaks_to_listener, sentences))
+    if is_to_listener and not source.question(place):
         return Rejection("other", "It is about the assistant, or about a text.")
     if candidate.is_users_words and is_about_stranger(sentences):
         return Rejection("other", "It is about somebody else, and does not say whom.")
@@ -251,9 +257,9 @@ CHECKS = (
 )
 STATED_CHECKS = (
     reject_secret,
+    reject_small_talk,
     reject_others,
     reject_unstated,
-    reject_small_talk,
 )
 # An agent also reads the texts of tools and pages.
 TOOL_CHECKS = (*CHECKS, reject_tools_words, reject_addition)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,7 +22,6 @@ from llama_index_memory_ext.record.index import (
 from llama_index_memory_ext.record.text import (
     earlier_section,
 )
-from llama_index_memory_ext.search import tfidf
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
 from llama_index_memory_ext.store.readers import rows_in_epoch
 from llama_index_memory_ext.store.rows import LogRow, ReadPosition, Snapshot
@@ -47,7 +45,6 @@ from llama_index_memory_ext.words.tokens import terms_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Sequence
-    from datetime import date
 
     from llama_index.core.base.embeddings.base import BaseEmbedding
 
@@ -133,23 +130,10 @@ class RecalledMessages(NamedTuple):
     is_cached: bool = False
 
 
-class _Request(NamedTuple):
-    """All that decides which messages are recalled. ``record_row`` is the first row of the record."""
-
-    question: str
-    context: tuple[str, ...]
-    record_row: int
-    budget: RecallBudget
-    epoch: int
-    newest: int
-    has_all_rows: bool
-    today: date
-
-
 class _Recalled(NamedTuple):
-    """The last request in a session, and the messages that it recalled."""
+    """The last request in a session, all that decides which messages are recalled, and these messages."""
 
-    request: _Request
+    request: tuple[object, ...]
     messages: RecalledMessages
 
 
@@ -159,12 +143,11 @@ class MessageSearch:
 
     Equal searches of a store share the index of each session, in the cache of the store.
     With an ``embed_model``, messages are embedded in the background, and no question
-    waits for that. ``failures`` counts the failures of rankers by type.
+    waits for that.
     """
 
     reader: RecordReader
     embed_model: BaseEmbedding | None = field(default=None, repr=False, compare=False)
-    failures: Counter[str] = field(default_factory=Counter)
 
     @property
     def _settings(self) -> tuple[object, ...]:
@@ -229,25 +212,28 @@ class MessageSearch:
         limit = self.reader.recall_limit - tags
         if limit <= 0:
             return RecalledMessages()
-        await self._add_snapshot(session_id, snapshot)
-        index = await self._current_index(session_id, window.seen)
+        index = await self._current_index(session_id, window.seen, snapshot)
         if index is None:
             return RecalledMessages()
         question, context = question_in(messages, index.turns, CONTEXT_TURNS)
         if len(set(terms_in(question[:_QUESTION_CHARACTERS]))) > _ENOUGH_TERMS:
             context = []
         await self._prepare(session_id, index, [question, *context])
-        request = _Request(
+        record_row = window.seen.last_id + 1
+        if window.entries:
+            record_row = window.entries[0].row_id
+        budget = recall_budget(
             question,
-            tuple(context),
-            window.entries[0].row_id if window.entries else window.seen.last_id + 1,
-            recall_budget(
-                question,
-                limit,
-                self.reader.room - window.tokens - tags,
-                recall_when=self.reader.recall_when,
-                by_meaning=index.embeddings is not None,
-            ),
+            limit,
+            self.reader.room - window.tokens - tags,
+            recall_when=self.reader.recall_when,
+            by_meaning=index.embeddings is not None,
+        )
+        request = (
+            question,
+            *context,
+            record_row,
+            budget,
             index.epoch,
             index.newest,
             index is self.index(session_id),
@@ -259,16 +245,11 @@ class MessageSearch:
         if last and last.request == request:
             return last.messages._replace(is_cached=True)
         message_limit = max(int(limit * _MESSAGE_SHARE), min(limit, SHORT_TOKENS))
-
         heat: dict[int, float] = {}
 
         def choose() -> list[RankedMessage]:
             fitting = index.fitting(
-                question,
-                request.context,
-                request.record_row,
-                request.budget,
-                message_limit,
+                question, context, record_row, budget, message_limit
             )
             heat.update(fitting.heat)
             return sorted(fitting.messages)
@@ -288,24 +269,16 @@ class MessageSearch:
             self.reader.store.cache.put(session_id, key, _Recalled(request, recalled))
         return recalled
 
-    async def _add_snapshot(self, session_id: str, snapshot: Snapshot | None) -> None:
-        """Index the new rows of a snapshot, if no row is missing between the index and the snapshot."""
-        index = self.index(session_id)
-        if snapshot is None or index is None:
-            return
-        rows = snapshot.log_behind(ReadPosition(index.epoch, last_id=index.newest))
-        if rows:
-            with tfidf.suppress_failures(
-                self.failures, "Earlier messages were not indexed", index.drop
-            ):
-                await self._add_rows(index, rows)
-            self._keep(session_id, index)
-
     async def _current_index(
-        self, session_id: str, seen: ReadPosition
+        self, session_id: str, seen: ReadPosition, snapshot: Snapshot | None
     ) -> MessageIndex | None:
         """Return the index, up to the last row of the record if time allows; None without an index of this epoch."""
         index = self.index(session_id)
+        if snapshot and index:
+            rows = snapshot.log_behind(ReadPosition(index.epoch, last_id=index.newest))
+            if rows:
+                await self._add_rows(index, rows)
+                self._keep(session_id, index)
         if index is None or index.epoch != seen.epoch or index.newest < seen.last_id:
             key = JobKey(session_id, self.reader.name)
             index_log = partial(self._index_log, session_id)
@@ -345,12 +318,12 @@ class MessageSearch:
                 lambda: index.ranked(question)[:most],
                 min(message_limit, LONGEST_MESSAGE_TOKENS),
             )
-        if messages is None and not index.is_broken:
+        if messages is None:
             # Rows were deleted meanwhile.
             return await self.search(
                 session_id, question, most=most, message_limit=message_limit
             )
-        return [match.message for match in messages or []]
+        return [match.message for match in messages]
 
     async def _show(
         self,
@@ -363,11 +336,7 @@ class MessageSearch:
         """Return the chosen messages that can be shown; None if rows were deleted since they were indexed."""
 
         def show(tx: Transaction) -> list[_ShownMessage] | None:
-            chosen: list[RankedMessage] = []
-            with tfidf.suppress_failures(
-                self.failures, "Earlier messages were not found", index.drop
-            ):
-                chosen = choose()
+            chosen = choose()
             row_ids = [row_id for ranked in chosen for row_id in ranked.message.row_ids]
             rows = rows_in_epoch(tx, session_id, row_ids, index.epoch)
             if rows is None:

@@ -24,6 +24,7 @@ from llama_index_memory_ext.search.tfidf import (
     divided_by_best,
     values_of,
 )
+from llama_index_memory_ext.words import ends_of
 from llama_index_memory_ext.words.asking import is_statement
 from llama_index_memory_ext.words.tokens import terms_in
 
@@ -62,12 +63,6 @@ def model_key(model: BaseEmbedding) -> str:
 
 def _digest_of(text: str) -> str:
     return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=16).hexdigest()
-
-
-def _ends_of(text: str) -> str:
-    if len(text) <= 2 * _END_CHARACTERS:
-        return text
-    return f"{text[:_END_CHARACTERS]}\n{text[-_END_CHARACTERS:]}"
 
 
 class VectorKeeper(Protocol):
@@ -195,7 +190,7 @@ class EmbeddingRanker:
         self._lexical.add(added)
         with self._lock:
             for document in added:
-                text = _ends_of(document.text)
+                text = ends_of(document.text, _END_CHARACTERS)
                 if (
                     self._texts.get(document.id) != text
                     and self._vectors.pop(document.id, None) is not None
@@ -441,7 +436,10 @@ async def _embed(
     asynchronous methods, too, and tokenizers of local models fail in two threads.
     """
     # No server takes half of a surrogate pair.
-    clipped = [_ends_of(text).encode("utf-8", "replace").decode() for text in texts]
+    clipped = []
+    for text in texts:
+        ends = ends_of(text, _END_CHARACTERS)
+        clipped.append(ends.encode("utf-8", "replace").decode())
 
     def compute() -> list[list[float]]:
         if as_queries:

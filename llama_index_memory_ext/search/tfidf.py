@@ -52,6 +52,8 @@ SATURATION = 0.6
 # with more different words has enough of them without related words.
 _RELATED_WEIGHT = 0.05
 _SHORT_QUERY = 8
+# A word of this share of the documents may tell their language.
+_FREQUENT_SHARE = 0.02
 # The turns before a question are queries again with the next question.
 _CACHED_ANSWERS = 4
 
@@ -339,17 +341,17 @@ class TfidfRanker:
         """Return the languages of a query or, if that is unclear, of the documents; without English."""
         if not self._has_languages:
             return ()
-        codes = languages_of(query, self._possible_languages) or languages_in(
-            self._frequency, len(self._rows)
-        )
+        codes = languages_of(query, self._possible_languages)
+        if not codes:
+            least = _FREQUENT_SHARE * len(self._rows)
+            codes = languages_in(
+                {
+                    word
+                    for word, posting in self._postings.items()
+                    if len(posting.rows) >= least
+                }
+            )
         return tuple(code for code in codes if code != "en")
-
-    def _frequency(self, term: str) -> int:
-        # Most terms of other languages are in no document.
-        if term not in self._forms["en"]:
-            return 0
-        forms = self._written([term], "en")
-        return sum(len(self._postings[word].rows) for word in forms)
 
     def _add_forms(self, code: str, words: Iterable[str]) -> None:
         forms = self._forms[code]

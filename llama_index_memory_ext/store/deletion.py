@@ -17,7 +17,7 @@ from llama_index_memory_ext.store.facts import (
 )
 from llama_index_memory_ext.store.log import delete_rows
 from llama_index_memory_ext.store.owners import readers_of_facts
-from llama_index_memory_ext.store.readers import sessions_of_user, text_of_session
+from llama_index_memory_ext.store.readers import find_rows, sessions_of_user
 from llama_index_memory_ext.store.schema import TABLES
 from llama_index_memory_ext.store.tables import (
     ACTIVE,
@@ -26,6 +26,8 @@ from llama_index_memory_ext.store.tables import (
     WITHOUT_USER,
     vectors_namespace,
 )
+from llama_index_memory_ext.text.turns import spoken
+from llama_index_memory_ext.words import visible
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -90,6 +92,13 @@ UNION SELECT namespace FROM {facts} WHERE namespace {in_read_by}
 """
 
 
+class Remaining(NamedTuple):
+    """What remains of a session: the ids of its rows, and the lines of its messages, each between line breaks."""
+
+    ids: set[int]
+    text: str
+
+
 class DeletedUser(NamedTuple):
     """A user whose data is deleted.
 
@@ -97,13 +106,11 @@ class DeletedUser(NamedTuple):
     ``sessions``: the user's sessions, each with the users who stay there.
     ``contents``: the facts of the user's words by their ids; None for a content that
     cannot be decrypted.
-    ``texts``: the text that remains in each session of the user.
     """
 
-    namespaces: Collection[str]
-    sessions: Mapping[str, Collection[str]]
-    contents: Mapping[str, str | None]
-    texts: Mapping[str, str]
+    namespaces: set[str]
+    sessions: dict[str, set[str]]
+    contents: dict[str, str | None]
 
     def owns_words_of(self, namespace: str, row: Any, fact: Fact | None) -> bool:
         """Return whether the row of a fact of another namespace is deleted; None for a fact that cannot be read.
@@ -112,7 +119,7 @@ class DeletedUser(NamedTuple):
         it. A fact of an unknown speaker is deleted unless a user who stays owns it.
         """
         users = self.sessions.get(row.session_id or "")
-        is_unknown = users is not None and not {row.said_by, namespace} & set(users)
+        is_unknown = users is not None and users.isdisjoint({row.said_by, namespace})
         is_copy = row.id in self.contents
         if is_copy and fact is not None:
             is_copy = self.contents[row.id] in (None, fact.content)
@@ -151,9 +158,8 @@ def retain_messages(
     if not ids:
         tx.rollback()
         return {"unread": unread_rows}
-    remaining = {row.id for row in rows}.difference(ids)
     delete_rows(tx, key, ids)
-    changed = lose_words(tx, key, remaining)
+    changed = lose_words(tx, key)
     return {"messages": len(ids), "facts": changed, "unread": unread_rows}
 
 
@@ -187,18 +193,16 @@ def forget_user(
     sessions = {*session_ids, *owned}
     tx.lock(sessions, ())
     read_by = _namespaces_that_read(tx, sessions)
-    # A session without a user has facts in a separate namespace.
-    namespaces = {user_id}
-    staying: dict[str, set[str]] = {key: set() for key in sessions}
+    user = DeletedUser({user_id}, {key: set() for key in sessions}, {})
     for owner in tx.execute(_SELECT_OWNERS, names=list(sessions)):
         if owner.kind == WITHOUT_USER:
-            namespaces.add(owner.user_id)
+            # A session without a user has facts in a separate namespace.
+            user.namespaces.add(owner.user_id)
         elif owner.user_id != user_id:
-            staying[owner.key].add(owner.user_id)
+            user.sessions[owner.key].add(owner.user_id)
     counts: Counter[str] = Counter()
-    keys = set(sessions)
-    for key in [key for key, users in staying.items() if users]:
-        keys.remove(key)
+    shared = {key for key, users in user.sessions.items() if users}
+    for key in shared:
         # The readers that extract the user's facts.
         readers = readers_of_facts(tx, key, user_id)
         deleted = tx.execute(_DELETE_READERS, key=key, names=readers)
@@ -207,12 +211,12 @@ def forget_user(
             counts.update(_delete_turns(tx, key, user_id))
         else:
             # The caller has named the session, but the user does not own it.
-            del staying[key]
-    counts.update(forget_words(tx, namespaces, staying, read_by))
+            del user.sessions[key]
+    counts.update(forget_words(tx, user, read_by))
     return Forgotten(
         sessions,
-        namespaces | read_by,
-        _delete(tx, keys, namespaces, counts),
+        user.namespaces | read_by,
+        _delete(tx, sessions - shared, user.namespaces, counts),
     )
 
 
@@ -249,10 +253,9 @@ def _namespaces_that_read(tx: Transaction, keys: Collection[str]) -> set[str]:
     namespaces = set()
     for reader in tx.scalars(_SELECT_READERS, names=list(keys)):
         # The namespace follows " of ", and may itself hold these characters.
-        _, _, namespace = reader.partition(" of ")
-        while namespace:
-            namespaces.add(namespace)
-            _, _, namespace = namespace.partition(" of ")
+        parts = reader.split(" of ")
+        for i in range(1, len(parts)):
+            namespaces.add(" of ".join(parts[i:]))
     return namespaces
 
 
@@ -299,20 +302,14 @@ def _due_turns(
 # ---- words in facts ----
 
 
-def lose_words(tx: Transaction, session_id: str, remaining: set[int]) -> int:
-    """Take the words of deleted messages from facts; return the number of changed facts.
-
-    The text around a quote may hold words of the messages beside it. A fact without a
-    ``remaining`` row has no session.
-    """
+def lose_words(tx: Transaction, session_id: str) -> int:
+    """Take the words of deleted messages from facts of a session; return the number of changed facts."""
     rows = tx.execute(_SELECT_FACTS_OF_SESSION, session_id=session_id).all()
-    text = text_of_session(tx, session_id) if rows else ""
+    remaining = _read_remaining(tx, session_id)
     changed: dict[str, list[Fact]] = {}
     for row in rows:
         for fact in parse_facts(tx, row.namespace, [row]).values():
-            remaining_fact = without_deleted_source(fact, text)
-            if not remaining.issuperset(fact.message_ids):
-                remaining_fact = without_words(fact, session_id, remaining)
+            remaining_fact = without_words(fact, remaining)
             if remaining_fact != fact:
                 changed.setdefault(row.namespace, []).append(remaining_fact)
     tx.lock((), changed)
@@ -322,45 +319,41 @@ def lose_words(tx: Transaction, session_id: str, remaining: set[int]) -> int:
 
 
 def forget_words(
-    tx: Transaction,
-    own: Collection[str],
-    sessions: Mapping[str, Collection[str]],
-    read_by: Collection[str],
+    tx: Transaction, user: DeletedUser, read_by: Collection[str]
 ) -> Counter[str]:
     """Delete the facts that other namespaces have learned from the words of a user; return their numbers by kind.
 
-    ``own``: the namespaces that are deleted. ``sessions``: the user's sessions,
-    each with the users who stay there. ``read_by``: the namespaces that have read
-    these sessions; the user's words may have ended their facts.
+    ``read_by``: the namespaces that have read the user's sessions; the user's words
+    may have ended their facts.
     """
     # A copy, as by an import, has the same id, but may not name its session or
     # speaker.
-    contents: dict[str, str | None] = {}
-    for row in tx.execute(_SELECT_SAID, own=list(own)):
+    for row in tx.execute(_SELECT_SAID, own=list(user.namespaces)):
         data = tx.read(row.data, f"Fact {row.id!r}")
-        contents[row.id] = data.get("content") if data else None
+        user.contents[row.id] = data.get("content") if data else None
     reached = tx.scalars(
         _SELECT_REACHED,
-        own=list(own),
-        sessions=list(sessions),
-        copies=list(contents),
+        own=list(user.namespaces),
+        sessions=list(user.sessions),
+        copies=list(user.contents),
         read_by=list(read_by),
     )
-    namespaces = set(reached).difference(own)
-    tx.lock((), {*own, *namespaces})
-    texts = {}
-    if namespaces:
-        for key in sessions:
-            texts[key] = text_of_session(tx, key)
-    user = DeletedUser(own, sessions, contents, texts)
+    tx.lock((), user.namespaces.union(reached))
+    remaining = {}
+    if reached:
+        for key in user.sessions:
+            remaining[key] = _read_remaining(tx, key)
     counts: Counter[str] = Counter()
-    for namespace in namespaces:
-        counts.update(_forget_words_in(tx, namespace, user))
+    for namespace in set(reached) - user.namespaces:
+        counts.update(_forget_words_in(tx, namespace, user, remaining))
     return counts
 
 
 def _forget_words_in(
-    tx: Transaction, namespace: str, user: DeletedUser
+    tx: Transaction,
+    namespace: str,
+    user: DeletedUser,
+    remaining: Mapping[str, Remaining],
 ) -> Counter[str]:
     """Delete the facts of a user's words from one namespace; return their numbers by kind."""
     rows = select_facts(tx, namespace)
@@ -373,46 +366,50 @@ def _forget_words_in(
     changed = []
     for row in rows:
         if row.id in stored and row.id not in deleted:
-            text = user.texts.get(row.session_id)
-            fact = without_deleted_source(stored[row.id], text)
+            fact = stored[row.id]
+            if row.session_id in remaining:
+                fact = without_words(fact, remaining[row.session_id])
             if fact != stored[row.id]:
                 changed.append(fact)
     put_facts(tx, namespace, changed)
-    if deleted:
-        return delete_with_vectors(tx, namespace, deleted)
-    return Counter()
+    return delete_with_vectors(tx, namespace, deleted)
 
 
-def without_words(fact: Fact, session_id: str, remaining: Collection[int]) -> Fact:
-    """Return a fact with its remaining messages, and without the words around its quote."""
-    ids = tuple(row_id for row_id in fact.message_ids if row_id in remaining)
-    return fact.model_copy(
-        update={
-            "quote": fact.quote if ids == fact.message_ids else "",
-            "source": "",
-            "words_deleted_at": utc_now(),
-            "message_ids": ids,
-            "session_id": session_id if ids else None,
-        }
-    )
+def _read_remaining(tx: Transaction, key: str) -> Remaining:
+    """Return what remains of a session; a line is as the ``source`` of a fact holds it."""
+    rows = find_rows(tx, key)
+    texts = [visible(spoken(row.message)) for row in rows]
+    return Remaining({row.id for row in rows}, "\n".join(["", *texts, ""]))
 
 
-def without_deleted_source(fact: Fact, text: str | None) -> Fact:
-    """Return a fact without its ``source`` if that has a line that the text of its session has not; None: no text."""
+def without_words(fact: Fact, remaining: Remaining) -> Fact:
+    """Return a fact without deleted words: its quote, if one of its messages was deleted, and the text around it.
+
+    That text may hold words of the messages beside it. A fact without a remaining
+    message has no session.
+    """
+    ids = tuple(row_id for row_id in fact.message_ids if row_id in remaining.ids)
     lines = fact.source.splitlines()
     # A long line may be a part of a message. A short line, such as "No", is a part of many
     # words.
     parts = [line if len(line) > _SHORT_LINE else f"\n{line}\n" for line in lines]
-    if text is None or all(part in text for part in parts):
+    is_same = ids == fact.message_ids
+    if is_same and all(part in remaining.text for part in parts):
         return fact
-    return fact.model_copy(update={"source": "", "words_deleted_at": utc_now()})
+    return fact.model_copy(
+        update={
+            "quote": fact.quote if is_same else "",
+            "source": "",
+            "words_deleted_at": utc_now(),
+            "message_ids": ids,
+            "session_id": fact.session_id if ids else None,
+        }
+    )
 
 
 def only_ending(facts: Mapping[str, Fact], deleted: Collection[str]) -> set[str]:
     """Return the facts that only end one of the deleted facts: each repeats the content of the fact that it ends."""
-    contents = tuple(
-        fact.content for fact_id, fact in facts.items() if fact_id in deleted
-    )
+    contents = tuple(facts[fact_id].content for fact_id in deleted if fact_id in facts)
     ending = set()
     for fact in facts.values():
         if fact.said_as == ONLY_ENDS and fact.content.endswith(contents):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from json import dumps
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 
@@ -40,7 +40,7 @@ from llama_index_memory_ext.text.messages import (
 from llama_index_memory_ext.text.turns import is_code_output, with_code_results
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from llama_index_memory_ext.store.transaction import Transaction
 
@@ -80,9 +80,8 @@ _DELETE_VECTORS = (
 _SELECT_CURSORS_BEHIND = """
 SELECT reader, position, state FROM {cursors} WHERE key = :key AND position >= :first
 """
-_SELECT_SPAN = """
-SELECT COALESCE(MIN(id + 0), 0) AS first_id, COALESCE(MAX(id + 0), 0) AS last_id FROM {rows}
-WHERE key = :key AND id BETWEEN :first AND :last
+_SELECT_LAST_ID = """
+SELECT COALESCE(MAX(id + 0), 0) FROM {rows} WHERE key = :key AND id <= :last
 """
 _SELECT_LAST_IDS = """
 SELECT id FROM {rows} WHERE key = :key ORDER BY id + 0 DESC LIMIT :limit
@@ -96,13 +95,6 @@ SELECT ids.message_id, rows.data
 FROM {message_ids} AS ids JOIN {rows} AS rows ON rows.key = :key AND rows.id = ids.row_id
 WHERE ids.key = :key AND ids.message_id {in_message_ids}
 """
-
-
-class RowRange(NamedTuple):
-    """The ids of the first and the last row of a part of a session; 0 and 0 if it has no row."""
-
-    first: int
-    last: int
 
 
 def set_statuses(
@@ -180,7 +172,7 @@ def delete_rows(tx: Transaction, key: str, ids: Sequence[int]) -> int:
         _delete_vectors(tx, key, ids)
         tx.execute(_DELETE_MESSAGE_IDS, key=key, row_ids=ids)
         count = tx.execute(_DELETE_ROWS, key=key, row_ids=ids).rowcount
-        _move_cursors_back(tx, key, ids[0])
+        _move_cursors_back(tx, key, ids)
     renew_session(tx, key)
     return count
 
@@ -225,40 +217,31 @@ def _delete_vectors(tx: Transaction, key: str, ids: Sequence[int]) -> None:
     )
 
 
-def _move_cursors_back(tx: Transaction, key: str, first: int) -> None:
-    """Move the cursors at or behind the row ``first`` to rows that remain."""
-    for cursor in tx.execute(_SELECT_CURSORS_BEHIND, key=key, first=first).all():
+def _move_cursors_back(tx: Transaction, key: str, ids: Sequence[int]) -> None:
+    """Move the cursors at or behind the first of these deleted rows to rows that remain."""
+    deleted = set(ids)
+    for cursor in tx.execute(_SELECT_CURSORS_BEHIND, key=key, first=ids[0]).all():
         position = 0
-        state = None
+        state = cursor.state
         # A reader whose state cannot be read begins again.
-        old_state = cursor.state
-        if isinstance(old_state, EncryptionError):
-            old_state = {}
-        if old_state is None or ROWS in old_state:
-            position = _rows_between(tx, key, 0, cursor.position).last
-        if old_state and ROWS in old_state:
-            entries = _remaining_entries(tx, key, old_state[ROWS])
-            if position or entries:
-                state = {**old_state, ROWS: entries}
-        put_cursor(tx, key, cursor.reader, position, state)
+        if isinstance(state, EncryptionError):
+            state = {}
+        if state is None or ROWS in state:
+            last = tx.execute(_SELECT_LAST_ID, key=key, last=cursor.position)
+            position = last.scalar_one()
+        if state:
+            state = _without_deleted(state, deleted, position)
+        put_cursor(tx, key, cursor.reader, position, state or None)
 
 
-def _remaining_entries(
-    tx: Transaction, key: str, entries: Iterable[Sequence[Json]]
-) -> list[Json]:
-    """Return the entries of a state that still have rows, each with the rows that remain."""
-    remaining = []
-    for first, last, *values in entries:
-        remaining_rows = _rows_between(tx, key, first, last)
-        if remaining_rows.first:
-            remaining.append([*remaining_rows, *values])
-    return remaining
-
-
-def _rows_between(tx: Transaction, key: str, first: int, last: int) -> RowRange:
-    """Return the first and the last row of a session between two ids."""
-    ids = tx.execute(_SELECT_SPAN, key=key, first=first, last=last).one()
-    return RowRange(ids.first_id, ids.last_id)
+def _without_deleted(
+    state: dict[str, Json], deleted: set[int], position: int
+) -> dict[str, Json] | None:
+    """Return a reader's state without the entries of deleted rows; None if it says nothing then."""
+    entries = [row for row in state.get(ROWS, ()) if deleted.isdisjoint(row[:2])]
+    if entries or position:
+        return {**state, ROWS: entries}
+    return None
 
 
 def _roles_of(

@@ -21,11 +21,9 @@ from llama_index_memory_ext.store.rows import (
 )
 from llama_index_memory_ext.store.tables import ARCHIVED, LAST_ID, OWN, SHARED
 from llama_index_memory_ext.store.transaction import Transaction, reads
-from llama_index_memory_ext.text.turns import spoken
-from llama_index_memory_ext.words import visible
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Sequence
 
     from llama_index_memory_ext.store.database import Database
     from llama_index_memory_ext.text.messages import Json
@@ -187,12 +185,6 @@ def sessions_of_user(tx: Transaction, user_id: str) -> list[str]:
     return tx.scalars(_SELECT_SESSIONS, user_id=user_id)
 
 
-def text_of_session(tx: Transaction, key: str) -> str:
-    """Return the lines of all messages of a session as the ``source`` of a fact holds them, between line breaks."""
-    texts = [visible(spoken(row.message)) for row in find_rows(tx, key)]
-    return "\n".join(["", *texts, ""])
-
-
 def read_snapshot(
     tx: Transaction,
     key: str,
@@ -217,24 +209,15 @@ def read_snapshot(
         closed=OWN if access.shared else SHARED,
     ).all()
     session = result[0]
-    active = []
-    log = []
-    for row in result:
-        if row.id is None:
-            continue
-        log_row = LogRow.from_query(tx, key, row)
-        if log_row.is_active:
-            active.append(log_row)
-        else:
-            log.append(log_row)
+    rows = [LogRow.from_query(tx, key, row) for row in result if row.id is not None]
     return Snapshot(
         epoch=session.epoch,
         position=session.position,
         facts=FactsVersion(session.facts_epoch, session.facts_change),
         is_empty=session.newest is None,
         is_closed=bool(session.other_owners),
-        active=tuple(readable(active)),
-        log=tuple(log),
+        active=tuple(readable(row for row in rows if row.is_active)),
+        log=tuple(row for row in rows if not row.is_active),
     )
 
 
@@ -416,11 +399,6 @@ def has_session(tx: Transaction, key: str) -> bool:
     return bool(tx.execute(_HAS_SESSION, key=key).scalar())
 
 
-def existing_sessions(tx: Transaction, keys: Collection[str]) -> list[str]:
-    """Return these sessions without those in which no message was ever stored."""
-    return [key for key in keys if has_session(tx, key)]
-
-
 def count_messages(
     tx: Transaction,
     key: str,
@@ -486,7 +464,7 @@ class Readers:
 
         Two kinds of cursors only move back to a row that remains: cursors without a
         state, and cursors whose state has the key ``ROWS``. This key holds a list of
-        ``[first row, last row, ...]``, from which the deletion takes the deleted rows.
+        ``[first row, last row, ...]``. A deletion of one of both rows takes the entry.
 
         False if another process has moved the cursor, rows were deleted meanwhile, or
         the database is busy.

@@ -44,14 +44,9 @@ class SessionInfo:
 _SELECT_KEYS = "SELECT DISTINCT key FROM {rows}"
 _SELECT_SESSIONS = """
 SELECT key, COUNT(*) AS messages, MIN(timestamp) AS first_written, MAX(timestamp) AS last_written
-FROM {rows} GROUP BY key ORDER BY last_written DESC, key
-"""
-_SELECT_SESSIONS_BY_KEY = """
-SELECT key, COUNT(*) AS messages, MIN(timestamp) AS first_written, MAX(timestamp) AS last_written
 FROM {rows} WHERE key {in_keys} GROUP BY key ORDER BY last_written DESC, key
 """
-_SELECT_OWNERS = "SELECT key, user_id FROM {owners}"
-_SELECT_OWNERS_BY_KEY = "SELECT key, user_id FROM {owners} WHERE key {in_keys}"
+_SELECT_OWNERS = "SELECT key, user_id FROM {owners} WHERE key {in_keys}"
 
 
 def read_keys(tx: Transaction) -> list[str]:
@@ -63,19 +58,14 @@ def read_sessions(
     tx: Transaction, user_id: str | None, session_ids: Collection[str]
 ) -> list[SessionInfo]:
     """As ``MemoryStore.sessions``."""
-    selection = {}
-    select_sessions = _SELECT_SESSIONS
-    select_owners = _SELECT_OWNERS
-    if user_id is not None or session_ids:
-        keys = {*session_ids, *sessions_of_user(tx, user_id or "")}
-        selection = {"keys": list(keys)}
-        select_sessions = _SELECT_SESSIONS_BY_KEY
-        select_owners = _SELECT_OWNERS_BY_KEY
+    keys = [*session_ids, *sessions_of_user(tx, user_id or "")]
+    if user_id is None and not session_ids:
+        keys = read_keys(tx)
     owners: dict[str, list[str]] = {}
-    for owner in tx.execute(select_owners, **selection):
+    for owner in tx.execute(_SELECT_OWNERS, keys=keys):
         owners.setdefault(owner.key, []).append(owner.user_id)
     infos = []
-    for session in tx.execute(select_sessions, **selection):
+    for session in tx.execute(_SELECT_SESSIONS, keys=keys):
         namespaces = sorted(owners.get(session.key, ()), key=display_name)
         infos.append(
             SessionInfo(

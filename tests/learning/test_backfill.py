@@ -278,17 +278,3 @@ def test_batches_hold_whole_turns_of_one_day_and_no_more_than_fits(
         assert not left or left[0][0]
         if sum(one[1] for one in batch) > 100:
             assert sum(begins for begins, _, _ in batch) <= 1
-
-
-async def test_a_bar_counts_messages_only_on_request(
-    learns: Learns, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """It is closed with the last session, however that ends."""
-    memory = learns(poisoned(OUT_OF_ORDER, "wine"), "new")[0]
-    for session_id, word in (("a", "tea"), ("b", "snow"), ("c", "wine")):
-        await tell(memory.sql_store, session_id, word)
-    await memory.abackfill(["a"])
-    assert capfd.readouterr() == ("", "")
-    await memory.abackfill(["a", "b", "c"], show_progress=True)
-    out, err = capfd.readouterr()
-    assert (out, "2/4" in err, err[-1]) == ("", True, "\n")

@@ -141,6 +141,24 @@ def test_a_person_whom_the_words_do_not_name_is_not_the_users(said: str) -> None
     assert (outcome.accepted, outcome.rejections) == ((), {"other": 1})
 
 
+@pytest.mark.parametrize(("content", "said"), rows("the listener's name", "people.txt"))
+def test_a_name_with_which_the_user_speaks_to_somebody_is_not_the_users(
+    content: str, said: str
+) -> None:
+    name = content.rsplit(maxsplit=1)[-1]
+    outcome = learned(said, "I see.", reported(content, said))
+    assert name not in " ".join(fact.content for fact in outcome.accepted)
+
+
+@pytest.mark.parametrize(("content", "said"), rows("the user's name", "people.txt"))
+def test_the_name_below_or_within_the_users_own_words_is_the_users(
+    content: str, said: str
+) -> None:
+    lines = said.replace(" / ", "\n")
+    outcome = learned(lines, "I see.", reported(content, lines))
+    assert [fact.content for fact in outcome.accepted] == [content]
+
+
 @pytest.mark.parametrize(("content", "said"), rows("the user", "people.txt"))
 def test_what_the_user_does_beside_another_person_is_stored(
     content: str, said: str

@@ -14,7 +14,7 @@ from llama_index_memory_ext import TokenCounter
 from llama_index_memory_ext.record.window import Window
 from llama_index_memory_ext.store.rows import ReadPosition
 from llama_index_memory_ext.text.entries import Entry, entry_of
-from llama_index_memory_ext.text.limits import Limits
+from llama_index_memory_ext.text.limits import limits_of_messages
 from llama_index_memory_ext.text.messages import tool_call_groups
 from llama_index_memory_ext.text.tokens import as_counter
 
@@ -43,10 +43,17 @@ def message(part: str, row_id: int) -> ChatMessage:
 def limits(
     tokens: int = 10_000, *, counter: TokenCounter = WORDS, **options: Any
 ) -> Window:
-    most, keep = options.get("max_messages"), options.get("keep_messages")
     return Window(
         ReadPosition(),
-        Limits.checked(tokens, most, keep, options.get("keep_ratio", 0.75)),
+        replace(
+            limits_of_messages(
+                options.get("max_messages"),
+                options.get("keep_messages"),
+                options.get("keep_ratio", 0.75),
+                include_system=False,
+            ),
+            tokens=tokens,
+        ),
         counter,
     )
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from itertools import chain
 
 import pytest
 
@@ -12,8 +10,7 @@ from llama_index_memory_ext import TfidfRanker
 from llama_index_memory_ext.fact import Fact
 from llama_index_memory_ext.facts.ranking import rank
 from llama_index_memory_ext.search.tfidf import Document
-from llama_index_memory_ext.words import FUNCTION_WORDS, word_lists
-from llama_index_memory_ext.words.tokens import languages_of, term_of, without_accents
+from llama_index_memory_ext.words.tokens import languages_of
 from tests.words import LANGUAGES, cases, rows
 
 
@@ -140,15 +137,3 @@ def test_a_language_that_is_not_known_is_refused(codes: list[str]) -> None:
         match=r"languages: da, de, en, es, fi, fr, it, nl, no, pt, ru, sv; saw .*Pass None to detect",
     ):
         TfidfRanker(languages=codes)
-
-
-def test_the_stored_terms_of_function_words_are_those_of_the_words() -> None:
-    """After a change of function_words.txt or of the stemmer, write the terms to telling_terms.txt."""
-    languages_by_word = Counter[str]()
-    for code in FUNCTION_WORDS.keys() - {"ja", "zh"}:
-        words = FUNCTION_WORDS[code]
-        languages_by_word.update(words.union(map(without_accents, words)))
-    stored = word_lists("telling_terms")
-    for code in FUNCTION_WORDS.keys() - {"ja", "zh"}:
-        rare = {word for word in FUNCTION_WORDS[code] if languages_by_word[word] <= 2}
-        assert set(chain(*stored[code])) == set(map(term_of, rare))

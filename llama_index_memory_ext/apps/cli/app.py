@@ -9,7 +9,6 @@ import signal
 import sys
 from contextlib import aclosing
 from contextvars import ContextVar
-from inspect import Parameter, Signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -31,7 +30,7 @@ from llama_index_memory_ext.apps.cli import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 # From the options before the command: the chat table and the schema.
 _tables: ContextVar[dict[str, str | None]] = ContextVar("_tables")
@@ -47,23 +46,6 @@ def option(declaration: str, help_: str, **more: Any) -> Any:
 def example(call: str) -> str:
     """Return the line of a help, and of an error of Typer, that shows a right call."""
     return f"Example: llama-index-memory {call}"
-
-
-def add_options(
-    command: Callable[..., Any],
-    parameters: Iterable[Parameter],
-    options: Mapping[str, Any],
-) -> None:
-    """Let Typer see these parameters of a command, and then the options, by their names."""
-    seen = [entry for entry in parameters if entry.kind != Parameter.VAR_KEYWORD]
-    for name, annotation in options.items():
-        default = False if annotation is Json else None
-        seen.append(
-            Parameter(
-                name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation
-            )
-        )
-    vars(command)["__signature__"] = Signature(seen)
 
 
 def without_none(options: Mapping[str, Any]) -> dict[str, Any]:

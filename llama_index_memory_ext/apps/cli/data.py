@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -23,22 +21,16 @@ from llama_index_memory_ext.apps.cli.app import (
     User,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 cli.app.add_typer(
     app, name="sessions", help="List the sessions.", epilog=cli.example("sessions list")
 )
 
 
-@app.command("list", epilog=cli.example("sessions list --limit 20"))
+@app.command("list", epilog=cli.example("sessions list --user ann"))
 def list_(
     *,
     user: User = None,
-    limit: Annotated[
-        int, cli.option("--limit COUNT", "Most sessions.", min=1)
-    ] = sys.maxsize,
     time_zone: TimeZone = None,
     db: Db = None,
     as_json: Json = False,
@@ -47,34 +39,17 @@ def list_(
 
     async def read(store: ext.MemoryStore) -> Output:
         sessions = await store.sessions(user)
-        page = sessions[:limit]
-        rows = [
-            (
-                info.session_id,
-                str(info.messages),
-                ", ".join(info.user_ids),
-                f"{info.last_at.astimezone(time_zone):%Y-%m-%d %H:%M}"
-                if info.last_at
-                else "",
-            )
-            for info in page
-        ]
+        rows = []
+        for info in sessions:
+            last_used = ""
+            if info.last_at:
+                last_used = f"{info.last_at.astimezone(time_zone):%Y-%m-%d %H:%M}"
+            users = ", ".join(info.user_ids)
+            rows.append((info.session_id, str(info.messages), users, last_used))
         columns = ["session", "messages", "user", "last used"]
-        empty = "No sessions." if user is None else f"No sessions of {user}."
-        return Output(page, cli.table(columns, rows, empty=empty))
+        return Output(sessions, cli.table(columns, rows, empty="No sessions."))
 
     cli.run(db, read, as_json=as_json)
-
-
-@contextmanager
-def _file_errors(path: Path) -> Iterator[None]:
-    """Name the file that cannot be read or written."""
-    try:
-        yield
-    except OSError as error:
-        raise TerminalError(
-            f"{path} cannot be read or written: {error.strerror}."
-        ) from None
 
 
 @cli.app.command(epilog=cli.example("export --user ann -o ann.json"))
@@ -83,8 +58,8 @@ def export(
     session: Session = None,
     user: User = None,
     output: Annotated[
-        Path, cli.option("--output -o FILE", "The file; - for stdout.")
-    ] = Path("-"),
+        typer.FileBinaryWrite, cli.option("--output -o FILE", "The file; - for stdout.")
+    ] = "-",  # type: ignore[assignment]  # Typer opens it
     db: Db = None,
 ) -> None:
     """Write the messages of a session, or all data of a user, as JSON.
@@ -103,13 +78,9 @@ def export(
                 raise TerminalError(
                     f"There is no session {session!r}. `sessions list` shows the sessions."
                 )
-        if str(output) != "-":
-            with _file_errors(output):
-                output.write_bytes(f"{text}\n".encode())
-            return
-        if sys.stdout.isatty():
+        if output.isatty():
             text = plain(text)
-        sys.stdout.buffer.write(f"{text}\n".encode())
+        output.write(f"{text}\n".encode())
 
     cli.run(db, write)
 
@@ -127,11 +98,9 @@ async def _copy_of(store: ext.MemoryStore, user: str) -> str:
         messages = await _messages_of(store, info.session_id)
         sessions[info.session_id] = json.loads(messages)
     entries = [json.loads(line) for line in facts.strip().split("\n")]
-    session_count = pluralize(len(sessions), "session")
     # The first entry is the version.
-    fact_count = pluralize(len(entries) - 1, "fact")
-    # On stderr: stdout may hold the copy.
-    cli.say(f"Exporting {session_count} and {fact_count} of {user}.", stderr=True)
+    if not sessions and len(entries) == 1:
+        raise TerminalError(f"Nothing is stored about {user!r}.")
     copy = {"user": user, "sessions": sessions, "facts": entries}
     return json.dumps(copy, ensure_ascii=False, indent=2)
 
@@ -141,7 +110,8 @@ async def _copy_of(store: ext.MemoryStore, user: str) -> str:
 )
 def import_(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="The file to read; - for stdin.")
+        typer.FileBinaryRead,
+        typer.Argument(metavar="FILE", help="The file to read; - for stdin."),
     ],
     *,
     session: Session = None,
@@ -159,11 +129,7 @@ def import_(
     next used. The guide "Migrate from another memory" has scripts that convert files of
     LangChain, LangGraph, mem0 and Zep.
     """
-    with _file_errors(file):
-        if str(file) == "-":
-            content = sys.stdin.buffer.read()
-        else:
-            content = file.expanduser().read_bytes()
+    content = file.read()
 
     async def write(store: ext.MemoryStore) -> Output:
         if session is not None:
@@ -192,9 +158,12 @@ class _Copy(NamedTuple):
 
 
 def _read_copy(content: bytes) -> _Copy:
+    # Imported here: it takes a while, and the help does not need it.
+    from pydantic import TypeAdapter
+
     try:
-        return _Copy(**json.loads(content))
-    except (ValueError, TypeError):
+        return TypeAdapter(_Copy).validate_python(json.loads(content))
+    except ValueError:
         raise UsageError(
             "pass --session ID to import messages, or --user ID to import facts. Without both, the file must be a copy "
             "of a user's data, as `export --user ID` writes it."

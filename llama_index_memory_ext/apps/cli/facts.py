@@ -3,8 +3,8 @@
 # Without ``annotations`` from __future__, because Typer reads the annotations of the
 # commands through the signatures that ``command`` makes.
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from datetime import datetime, timedelta, timezone
-from inspect import signature
+from datetime import datetime, timezone
+from inspect import Parameter, Signature, signature
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
@@ -30,7 +30,7 @@ from llama_index_memory_ext.apps.cli.app import (
 )
 
 if TYPE_CHECKING:
-    from llama_index_memory_ext import CondensedMemory, Fact
+    from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore
 
 # The first parameter is the memory with the facts. The other parameters are the
 # arguments and options of the command.
@@ -38,8 +38,8 @@ _WorkOnFacts: TypeAlias = Callable[..., Awaitable[Output]]
 
 # The characters of an id in a table; --json has all of them.
 _ID_CHARACTERS = 8
-# The most words in common that a row shows.
-_MOST_WORDS = 5
+# The fields of an explanation in JSON.
+_EXPLAINED = ("why", "score", "similarity", "recency", "matched", "tokens")
 # A warning for each deletion of a fact.
 WORDS_STAY = "The messages with its words stay in their session: `forget --session ID` deletes a session."
 _Question = Annotated[
@@ -61,8 +61,9 @@ def _day(text: str) -> str:
 
 
 _Id = Annotated[str, typer.Argument(metavar="ID", help="The beginning of a fact's id.")]
-_IDS = typer.Argument(metavar="ID", help="The beginnings of facts' ids.")
-_RequiredIds = Annotated[list[str], _IDS]
+_Ids = Annotated[
+    list[str], typer.Argument(metavar="ID", help="The beginnings of facts' ids.")
+]
 _Reason = Annotated[str, cli.option("--reason TEXT", "Why the fact is no longer true.")]
 _Categories = Literal[
     "preference", "knowledge", "context", "behavior", "goal", "correction"
@@ -89,10 +90,6 @@ _FILTERS: dict[str, Any] = {
     "tags": _TAGS,
     "state": Annotated[
         _States | None, cli.option("--state STATE", "present, past, ..., or all.")
-    ],
-    "limit": Annotated[int | None, cli.option("--limit COUNT", "Most facts.", min=1)],
-    "after": Annotated[
-        str | None, cli.option("--after ID", "Only facts after this fact.")
     ],
 }
 _FIELDS: dict[str, Any] = {
@@ -138,7 +135,7 @@ def command(
     session, agent, database and JSON. ``options`` are further options that the function
     takes by name; ``embed`` gives its memory an embedding model.
     """
-    added_options = options | {
+    shared_options = {
         "user": User,
         "session": Session,
         "agent": Agent,
@@ -148,19 +145,39 @@ def command(
     }
 
     def register(work: _WorkOnFacts) -> None:
-        def run(*, db: str | None, json: bool, **values: Any) -> None:
-            names = ("session", "user", "agent", "embed", "time_zone")
-            of_memory = {name: values.pop(name, None) for name in names}
-            check_whose(of_memory["user"], of_memory["session"])
-            cli.run(
-                db,
-                lambda store: work(cli.memory_on(store, **of_memory), **values),
-                create=create,
-                as_json=json,
-            )
+        def run(
+            *,
+            user: str | None,
+            session: str | None,
+            agent: str | None,
+            time_zone: Any,
+            db: str | None,
+            json: bool,
+            embed: Embed = None,
+            **values: Any,
+        ) -> None:
+            check_whose(user, session)
 
-        _, *parameters = signature(work).parameters.values()
-        cli.add_options(run, parameters, added_options)
+            async def work_on_facts(store: "MemoryStore") -> Output:
+                memory = cli.memory_on(store, session, user, agent, embed, time_zone)
+                return await work(memory, **values)
+
+            cli.run(db, work_on_facts, create=create, as_json=json)
+
+        _, *own = signature(work).parameters.values()
+        parameters = [entry for entry in own if entry.kind != Parameter.VAR_KEYWORD]
+        for option, annotation in (options | shared_options).items():
+            default = False if annotation is Json else None
+            parameters.append(
+                Parameter(
+                    option,
+                    Parameter.KEYWORD_ONLY,
+                    default=default,
+                    annotation=annotation,
+                )
+            )
+        # Typer reads the parameters of a command here.
+        vars(run)["__signature__"] = Signature(parameters)
         call = " ".join(filter(None, ["facts", name, example, "--user ann"]))
         app.command(name, help=work.__doc__, epilog=cli.example(call))(run)
 
@@ -170,46 +187,30 @@ def command(
 @command("list", "--since 2026-11-01 --until 2026-11-20", **_FILTERS)
 async def list_(memory: "CondensedMemory", **options: Any) -> Output:
     """List the current facts, the newest first."""
-    filters = cli.without_none(options)
-    if "after" in filters:
-        filters["after"] = (await _find(memory, filters["after"])).id
-    facts = await cli.book_of(memory).alist(**filters)
+    facts = await cli.book_of(memory).alist(**cli.without_none(options))
     return await _with_unread(memory, _listed(memory, facts))
 
 
 @command("approve", "3f2a91bc")
-async def approve(memory: "CondensedMemory", fact_ids: _RequiredIds) -> Output:
+async def approve(memory: "CondensedMemory", fact_ids: _Ids) -> Output:
     """Approve pending facts, and retire the facts they correct.
 
     All of them are approved, or none after an error.
     """
-    ids = await _find_ids(memory, fact_ids)
-    return _listed(memory, await cli.book_of(memory).aapprove(*ids))
+    facts = await _find_all(memory, fact_ids)
+    return _listed(memory, await cli.book_of(memory).aapprove(*facts))
 
 
 @command("reject", "3f2a91bc")
 async def reject(
     memory: "CondensedMemory",
-    fact_ids: _RequiredIds,
+    fact_ids: _Ids,
     *,
     reason: _Reason = "rejected by hand",
 ) -> Output:
     """Retire pending facts, and do not learn them again."""
-    ids = await _find_ids(memory, fact_ids)
-    return _listed(memory, await cli.book_of(memory).areject(*ids, reason=reason))
-
-
-@command("search", '"Where do I live?"', embed=Embed)
-async def search(memory: "CondensedMemory", question: _Question) -> Output:
-    """Find facts with words of a question, the best first.
-
-    Without --agent, the shared facts are searched.
-    """
-    matches = await memory.facts_block.asearch(question)
-    result = [_with_numbers(match, "score", "similarity") for match in matches]
-    owner = f"{cli.whose(memory)} that share a word with it"
-    table = facts_table([match.fact for match in matches], owner)
-    return await _with_unread(memory, Output(result, table))
+    facts = await _find_all(memory, fact_ids)
+    return _listed(memory, await cli.book_of(memory).areject(*facts, reason=reason))
 
 
 @command("explain", '"Where do I live?"', embed=Embed)
@@ -226,10 +227,9 @@ async def explain(memory: "CondensedMemory", question: _Question) -> Output:
         explanation = await _explain_in_session(memory, question)
     facts = []
     for explained in explanation.facts:
-        fields = _with_numbers(
-            explained, "why", "score", "similarity", "recency", "matched", "tokens"
-        )
-        facts.append({**fields, "shown": explained.injected})
+        fields = {name: getattr(explained, name) for name in _EXPLAINED}
+        fact = explained.fact.model_dump(mode="json")
+        facts.append({**fact, **fields, "shown": explained.injected})
     result = {
         "tokens": explanation.tokens,
         "token_limit": explanation.limit,
@@ -267,12 +267,6 @@ async def _explain_in_session(memory: "CondensedMemory", question: str) -> Any:
     return preview.explanation
 
 
-def _with_numbers(entry: Any, *names: str) -> dict[str, Any]:
-    """Return the fields of the fact of an entry, with these numbers of the entry."""
-    numbers = {name: getattr(entry, name) for name in names}
-    return {**entry.fact.model_dump(mode="json"), **numbers}
-
-
 @command("add", '"Likes tea" --tag drink', create=True, **_FIELDS)
 async def add(
     memory: "CondensedMemory",
@@ -282,11 +276,6 @@ async def add(
             metavar="TEXT", help="The fact in one sentence.", parser=_with_words
         ),
     ],
-    *,
-    ttl: Annotated[
-        float | None,
-        cli.option("--ttl DAYS", "It expires after this many days.", min=0.001),
-    ] = None,
     **options: Any,
 ) -> Output:
     """Add a fact, with --agent for this agent alone.
@@ -296,28 +285,17 @@ async def add(
     same_fact = await memory.facts.afind(text)
     if same_fact:
         return _changed("Known already, as", same_fact)
-    lifetime = None if ttl is None else timedelta(days=ttl)
-    fact = await memory.facts.aadd(text, ttl=lifetime, **cli.without_none(options))
+    fact = await memory.facts.aadd(text, **cli.without_none(options))
     return _changed("Added", fact)
 
 
 @command("edit", "3f2a91bc --confidence 0.9", content=_CONTENT, **_FIELDS)
-async def edit(
-    memory: "CondensedMemory",
-    fact_id: _Id,
-    *,
-    no_tags: Annotated[
-        bool, typer.Option("--no-tags", help="Remove all tags.")
-    ] = False,
-    **options: Any,
-) -> Output:
+async def edit(memory: "CondensedMemory", fact_id: _Id, **options: Any) -> Output:
     """Change the text or the settings of a fact."""
     fields = cli.without_none(options)
-    if no_tags:
-        fields["tags"] = ()
     if not fields:
         raise UsageError(
-            "pass a change: --content, --category, --confidence, --pin, --unpin, --tag or --no-tags."
+            "pass a change: --content, --category, --confidence, --pin, --unpin or --tag."
         )
     fact = await _find(memory, fact_id)
     return _changed("Changed", await cli.book_of(memory).aupdate(fact.id, **fields))
@@ -341,47 +319,39 @@ async def restore(memory: "CondensedMemory", fact_id: _Id) -> Output:
 
 @command("forget", "3f2a91bc")
 async def forget(
-    memory: "CondensedMemory",
-    fact_ids: Annotated[list[str] | None, _IDS] = None,
-    *,
-    all_: Annotated[bool, typer.Option("--all", help="All facts of the user.")] = False,
-    yes: Yes = False,
+    memory: "CondensedMemory", fact_ids: _Ids, *, yes: Yes = False
 ) -> Output:
     """Delete facts for good, after a question.
 
     The messages with their words stay; `forget` deletes sessions and persons.
     """
-    if bool(fact_ids) == all_:
-        raise UsageError("pass the ids of facts, or --all.")
     owner = cli.whose(memory)
-    book = cli.book_of(memory)
-    facts = {}
-    if all_:
-        facts = {fact.id: fact for fact in await book.alist(state="all")}
-    for fact_id in fact_ids or ():
-        fact = await _find(memory, fact_id)
-        facts[fact.id] = fact
-    if facts and not yes:
+    facts = await _find_all(memory, fact_ids)
+    if not yes:
         cli.say(facts_table([*facts.values()], owner), stderr=True)
         cli.confirm(f"Delete {pluralize(len(facts), 'fact')} of {owner} for good?")
-    # Without ids, aforget would delete all facts.
-    count = await book.aforget(*facts) if facts else 0
+    count = await cli.book_of(memory).aforget(*facts)
     text = f"Deleted {pluralize(count, 'fact')} of {owner}. {WORDS_STAY}"
     return Output({"facts": count}, text)
 
 
-def _listed(
-    memory: "CondensedMemory", facts: Sequence["Fact"], filters: str = ""
-) -> Output:
-    return Output(facts, facts_table(facts, f"{cli.whose(memory)}{filters}"))
+def _listed(memory: "CondensedMemory", facts: Sequence["Fact"]) -> Output:
+    return Output(facts, facts_table(facts, cli.whose(memory)))
 
 
 def _changed(change: str, fact: "Fact") -> Output:
     return Output(fact, f"{change} {fact.id}: {one_line(fact.content)}")
 
 
-async def _find_ids(memory: "CondensedMemory", texts: Iterable[str]) -> list[str]:
-    return [(await _find(memory, text)).id for text in texts]
+async def _find_all(
+    memory: "CondensedMemory", texts: Iterable[str]
+) -> dict[str, "Fact"]:
+    """Return the facts with these beginnings of ids, by id."""
+    facts = {}
+    for text in texts:
+        fact = await _find(memory, text)
+        facts[fact.id] = fact
+    return facts
 
 
 async def _find(memory: "CondensedMemory", text: str) -> "Fact":
@@ -406,23 +376,14 @@ async def _find(memory: "CondensedMemory", text: str) -> "Fact":
 
 
 def facts_table(facts: Sequence["Fact"], owner: str) -> RenderableType:
-    """Return a table of facts in their order, with the state of each fact that does not hold now.
-
-    It has a column of agents if a fact belongs to an agent. Without facts, return the
-    text "No facts of OWNER".
-    """
-    columns = ["id", "fact", "category", "confidence", "since"]
-    has_agents = any(fact.agent_id is not None for fact in facts)
-    if has_agents:
-        columns.append("agent")
+    """Return a table of facts in their order; without facts, the text "No facts of OWNER"."""
     rows = []
     for fact in facts:
         confidence = f"{fact.confidence:.2f}"
         day = f"{fact.updated_at:%Y-%m-%d}"
-        row = [fact.id[:_ID_CHARACTERS], _content(fact), fact.category, confidence, day]
-        if has_agents:
-            row.append(fact.agent_id or "")
-        rows.append(row)
+        fact_id = fact.id[:_ID_CHARACTERS]
+        rows.append((fact_id, _content(fact), fact.category, confidence, day))
+    columns = ["id", "fact", "category", "confidence", "since"]
     return cli.table(columns, rows, empty=f"No facts of {owner}.")
 
 
@@ -433,16 +394,11 @@ def explanation_table(explanation: Any, owner: str) -> RenderableType:
         reason = explained.why
         if explained.injected:
             reason = f"yes: {reason}"
-        content = _content(explained.fact)
-        if explained.matched:
-            words = ", ".join(explained.matched[:_MOST_WORDS])
-            content += f" (in common: {one_line(words)})"
         score = f"{explained.score:.2f}"
-        similarity = f"{explained.similarity:.2f}"
         fact_id = explained.fact.id[:_ID_CHARACTERS]
-        rows.append((fact_id, content, score, similarity, reason))
-    # A terminal is narrow: --json has the other numbers.
-    columns = ["id", "fact", "score", "similarity", "shown"]
+        rows.append((fact_id, _content(explained.fact), score, reason))
+    # A terminal is narrow: --json has the other numbers, and the words in common.
+    columns = ["id", "fact", "score", "shown"]
     table = cli.table(columns, rows, empty=f"No facts of {owner}.")
     if rows:
         return Group(table, *explanation.notes)
@@ -450,30 +406,21 @@ def explanation_table(explanation: Any, owner: str) -> RenderableType:
 
 
 def _content(fact: "Fact") -> str:
-    """Return the text of a fact and its time: "Lives in Oslo (past, until 2025-11-20: moved)"."""
+    """Return the text of a fact behind its state: "(past, until 2025-11-20, moved) Lives in Oslo"."""
     state = fact.state(datetime.now(timezone.utc))
-    content = one_line(fact.content)
+    notes = []
     if fact.pinned:
-        content = f"(pinned) {content}"
-    if state == "pending":
-        content = f"(pending) {content}"
-    time = _time_of(fact, state)
-    return f"{content} ({one_line(time)})" if time else content
-
-
-def _time_of(fact: "Fact", state: str) -> str:
-    """Return until when a fact holds or held, and why it ended; "" for a fact without an end."""
-    reason = f": {fact.retired_reason}" if fact.retired_reason else ""
-    expiry = f"{fact.expires_at:%Y-%m-%d}" if fact.expires_at else ""
-    if state == "past":
-        return f"past, until {fact.ends}{reason}"
-    if state == "retired":
-        return f"retired{reason}"
-    if state == "expired":
-        return f"expired {expiry}"
-    ends = []
-    if expiry:
-        ends.append(f"expires {expiry}")
-    if fact.valid_until:
-        ends.append(f"until {fact.valid_until}")
-    return ", ".join(ends)
+        notes.append("pinned")
+    if state != "present":
+        notes.append(state)
+    if fact.ends and state != "retired":
+        notes.append(f"until {fact.ends}")
+    if fact.expires_at:
+        notes.append(f"expires {fact.expires_at:%Y-%m-%d}")
+    if fact.agent_id:
+        notes.append(f"of {fact.agent_id}")
+    if fact.retired_reason:
+        notes.append(fact.retired_reason)
+    if notes:
+        return f"({', '.join(notes)}) {fact.content}"
+    return fact.content

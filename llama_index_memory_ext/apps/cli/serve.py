@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 from contextlib import aclosing, suppress
-from inspect import signature
 from typing import Annotated, Any
 
 import typer
@@ -34,16 +33,9 @@ _SILENT: dict[str, Any] = {
     "log_config": None,
     "server_header": False,
 }
-# The limits of ``from_defaults``.
-_TOKEN_LIMITS = {
-    "token_limit": "Of the prompt. Default: 60000.",
-    "condensed_token_limit": "Of the record. Default: 50000.",
-    "facts_token_limit": "Of the facts. Default: 2000.",
-    "profile_token_limit": "Of the profile. Default: 1000.",
-    "recall_token_limit": "Of the recall. Default: 2000.",
-}
 
 
+@cli.app.command(epilog=cli.example("inspect --db memory.db --port 8000"))
 def inspect(
     *,
     db: Db = None,
@@ -64,13 +56,16 @@ def inspect(
     embed: Embed = None,
     agent: Agent = None,
     time_zone: TimeZone = None,
-    **token_limits: int | None,
+    token_limit: Annotated[
+        int | None,
+        cli.option("--token-limit TOKENS", "Of the prompt. Default: 60000."),
+    ] = None,
 ) -> None:
     """Show the database and the next prompt in a browser.
 
-    The preset makes the prompt with these limits. The pages can be opened on this
-    machine alone, at the address that is printed. Without --write the pages change
-    nothing; with it, facts can be changed, and facts, sessions and users be forgotten.
+    The pages can be opened on this machine alone, at the address that is printed.
+    Without --write the pages change nothing; with it, facts can be changed, and facts,
+    sessions and users be forgotten.
     """
     if (html is None) != (session is None):
         raise UsageError("pass both --html FILE and --session ID, or neither.")
@@ -81,9 +76,15 @@ def inspect(
         from llama_index_memory_ext.apps.inspector.pages import Access
         from llama_index_memory_ext.apps.inspector.server import Inspector
         from llama_index_memory_ext.apps.inspector.views import report
-    options = {"embed_model": embed, "agent_id": agent, "time_zone": time_zone}
-    limits = cli.without_none({**token_limits, **options})
-    # Raises an error at once for limits that do not fit together.
+    limits = cli.without_none(
+        {
+            "token_limit": token_limit,
+            "embed_model": embed,
+            "agent_id": agent,
+            "time_zone": time_zone,
+        }
+    )
+    # Raises an error at once for a wrong limit.
     ext.CondensedMemory.from_defaults(extract_facts=False, **limits)
 
     async def show(store: ext.MemoryStore) -> None:
@@ -98,19 +99,6 @@ def inspect(
             await _serve(server, "127.0.0.1", port, f"{inspector.path}/", note)
 
     cli.run(db, show)
-
-
-cli.add_options(
-    inspect,
-    signature(inspect, eval_str=True).parameters.values(),
-    {
-        name: Annotated[
-            int | None, cli.option(f"--{name.replace('_', '-')} TOKENS", text)
-        ]
-        for name, text in _TOKEN_LIMITS.items()
-    },
-)
-cli.app.command(epilog=cli.example("inspect --db memory.db --port 8000"))(inspect)
 
 
 async def _serve(server: Any, host: str, port: int, path: str, note: str) -> None:

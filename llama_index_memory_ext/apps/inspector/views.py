@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index_memory_ext import (
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import tzinfo
 
-    from llama_index_memory_ext import MemoryStore, PromptPreview
+    from llama_index_memory_ext import MemoryStore
 
 PAGE_ROWS = 50
 # No page has this number: the last page is the nearest.
@@ -139,8 +138,7 @@ class Views:
         preview = await preview_prompt(
             self.store, session["id"], session["user"], self.limits, question
         )
-        numbers = _numbers_of(preview)
-        return {**session, **numbers, "preview": preview, "q": question}
+        return {**session, "preview": preview, "stats": preview.stats, "q": question}
 
     async def messages(self, query: Mapping[str, str]) -> Context:
         """Return the messages of a session, oldest first; the last page by default; ``q`` searches them."""
@@ -252,21 +250,6 @@ class Views:
         }
 
 
-def _numbers_of(preview: PromptPreview) -> Context:
-    """Return the numbers of facts that hold, and the progress of each reader for facts."""
-    block = preview.memory.facts_block
-    now = block.now()
-    current = [fact for fact in preview.all_facts if fact.state(now) == "present"]
-    set_aside = chain.from_iterable(reader.set_aside for reader in preview.readers)
-    return {
-        "active": preview.active,
-        "current_facts": len(current),
-        "agent_facts": sum(block.view.sees(fact.agent_id) for fact in current),
-        "unread": {reader.name: reader.unread for reader in preview.readers},
-        "set_aside": sorted(set_aside),
-    }
-
-
 def _is_in(part: str, *texts: str) -> bool:
     """Return whether one of the texts contains the part, in upper or lower case."""
     return any(part.casefold() in text.casefold() for text in texts)
@@ -303,7 +286,8 @@ async def report(
     session = await Views(store, limits).session({"id": session_id, "q": question})
     skipped = max(session["info"].messages - MOST_MESSAGES, 0)
     messages = await store.rows(session_id, offset=skipped)
-    facts = session["preview"].all_facts
+    book = FactBook(store, session["user"], scope="all")
+    facts = await book.alist(state="all")
     contents = {fact.id: fact.content for fact in facts}
     ended = [FactWithState.of(fact, limits) for fact in facts]
     return Pages(store.address, zone=zone_of(limits)).render(
