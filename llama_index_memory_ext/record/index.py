@@ -118,10 +118,12 @@ class Fitting(NamedTuple):
         messages: The messages to recall, within the asking share of the budget.
         heat: The similarities of the messages within the whole budget, by their rows.
             Messages of several rows, and messages that must be clipped, are left out.
+        record_rows: The first rows of messages in the record that match, too.
     """
 
     messages: list[RankedMessage]
     heat: dict[int, float]
+    record_rows: frozenset[int] = frozenset()
 
 
 class _Matches(NamedTuple):
@@ -146,6 +148,11 @@ class _Matches(NamedTuple):
             float(self.similarity[place]),
             int(self.tokens[place]),
         )
+
+    def rows_from(self, start: int) -> frozenset[int]:
+        """Return the first row of each matching message from this place on."""
+        places = self.order[self.order >= start].tolist()
+        return frozenset(self.messages[place].row_ids[0] for place in places)
 
 
 class _RowGroup(NamedTuple):
@@ -418,7 +425,7 @@ class MessageIndex:
                 recalled.append(ranked)
             if ranked.tokens <= message_limit and len(ranked.message.row_ids) == 1:
                 heat[ranked.message.row_ids[0]] = ranked.similarity
-        return Fitting(recalled, heat)
+        return Fitting(recalled, heat, matches.rows_from(record_start))
 
     def clip_for(self, question: str) -> Callable[[str, int], str]:
         """Return a function that clips a text to the sentences with words of a question."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -109,11 +109,10 @@ class FoundMessage:
 
 
 class _ShownMessage(NamedTuple):
-    """A message that a question has found, the entries of its rows, and its speaker in a session of several users."""
+    """A message that a question has found, and the entries of its rows."""
 
     message: FoundMessage
     entries: list[Entry]
-    speaker: str = ""
 
 
 class RecalledMessages(NamedTuple):
@@ -246,12 +245,14 @@ class MessageSearch:
             return last.messages._replace(is_cached=True)
         message_limit = max(int(limit * _MESSAGE_SHARE), min(limit, SHORT_TOKENS))
         heat: dict[int, float] = {}
+        record_rows: set[int] = set()
 
         def choose() -> list[RankedMessage]:
             fitting = index.fitting(
                 question, context, record_row, budget, message_limit
             )
             heat.update(fitting.heat)
+            record_rows.update(fitting.record_rows)
             return sorted(fitting.messages)
 
         shown_messages = await self._show(
@@ -262,7 +263,11 @@ class MessageSearch:
             return RecalledMessages()
         self.reader.heat_up(session_id, window, heat)
         recalled = recalled_messages(
-            shown_messages, window.sticky_heat, counter, index.today.isoformat()
+            shown_messages,
+            window,
+            record_rows,
+            index.today.isoformat(),
+            request.budget.most + tags,
         )
         # Vectors may come later, and a failed index is made anew.
         if index.embeddings is None and index.epoch == window.seen.epoch:
@@ -483,43 +488,66 @@ def show_messages(
                 (stored[0].data.get("additional_kwargs") or {}).get(ID_KEY),
                 is_whole=tokens <= limit,
             )
-            shown_messages.append(
-                _ShownMessage(found_message, entries, stored[0].speaker)
-            )
+            shown_messages.append(_ShownMessage(found_message, entries))
     return shown_messages
 
 
 def recalled_messages(
     messages: Sequence[_ShownMessage],
-    sticky: Container[int],
-    counter: TokenCounter,
+    window: Window,
+    record_rows: Container[int],
     today: str,
+    limit: int,
 ) -> RecalledMessages:
-    """Return the messages, and a section without the sticky messages; the user's changes stand last.
+    """Return the messages, and a section without the sticky messages, within ``limit`` tokens.
 
-    A change has its day, unless it is ``today``.
+    The user's changes stand last. Changes in these rows of the record are repeated: a
+    small model otherwise answers with an older change.
     """
+    counter = window.counter
     recalled: list[Part] = []
-    changes: list[Part] = []
-    for message, entries, speaker in messages:
-        if message.row_ids[0] in sticky:
-            continue
+    changes: list[Entry] = []
+    for message, entries in messages:
         sources = (message,)
-        # A line of a change does not name its speaker.
-        is_user = message.role == MessageRole.USER.value and not speaker
-        if is_user and tells_change(message.text):
-            text = f"- {message.text}\n"
-            if message.day not in ("", today):
-                text = f"- {message.text} ({message.day})\n"
-            changes.append(Part("changed", text, counter.count(text), sources=sources))
-        else:
+        if message.is_whole and _is_change(entries[0]):
+            changes.append(replace(entries[0], day=message.day, sources=sources))
+        elif message.row_ids[0] not in window.sticky_heat:
             text = "".join(entry.text for entry in entries)
             tokens = tokens_of(entries)
             recalled.append(Part("recalled", text, tokens, message.day, sources))
+    in_record = [entry for entry in window.entries if entry.row_id in record_rows]
+    changes += filter(_is_change, in_record)
     earlier = earlier_section(recalled, counter)
-    changed = counted_section(changes, counter)
+    changed = _changed_section(changes, counter, today)
     section = Section([*earlier.parts, *changed.parts], earlier.tokens + changed.tokens)
+    if section.tokens > limit:
+        section = section.without(section.tokens - limit, counter)
     return RecalledMessages(section, [match.message for match in messages])
+
+
+def _is_change(entry: Entry) -> bool:
+    """Return whether an entry is a short message in which the user tells a change.
+
+    False in a session of several users: a line of a change does not name its speaker.
+    """
+    opening, _ = entry.tags
+    is_users = opening in ("<message user>", '<message role="user">')
+    return is_users and entry.tokens <= SHORT_TOKENS and tells_change(entry.body)
+
+
+def _changed_section(
+    changes: Sequence[Entry], counter: TokenCounter, today: str
+) -> Section:
+    """Return changes as a list, a line for each with its day, unless it is of ``today``."""
+    parts = []
+    for change in changes:
+        words = ["-", *change.body.split()]
+        if change.day not in ("", today):
+            words.append(f"({change.day})")
+        line = " ".join(words) + "\n"
+        tokens = counter.count(line)
+        parts.append(Part("changed", line, tokens, sources=change.sources))
+    return counted_section(parts, counter)
 
 
 def answered_rows(rows: Sequence[LogRow]) -> Sequence[LogRow]:
