@@ -267,7 +267,7 @@ class MessageSearch:
             window,
             record_rows,
             index.today.isoformat(),
-            request.budget.most + tags,
+            budget.most + tags,
         )
         # Vectors may come later, and a failed index is made anew.
         if index.embeddings is None and index.epoch == window.seen.epoch:
