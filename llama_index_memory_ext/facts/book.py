@@ -241,8 +241,7 @@ class FactBook:
     async def arestore(self, fact_id: str) -> Fact:
         """Let a fact that was retired, has ended or has expired hold again.
 
-        ``past_retirements`` keeps the retirement. The fact that had replaced it holds
-        as well, until it is retired.
+        The fact that had replaced it holds as well, until it is retired.
 
         Raises:
             FactError: No fact has this id.
@@ -288,8 +287,8 @@ class FactBook:
     async def ahistory(self, fact_id: str) -> list[Fact]:
         """Return a fact with the facts before and after it in a chain of replacements, oldest first.
 
-        Replacements that ``arestore`` has undone, and expired facts, are included.
-        Deleted facts are not.
+        Expired facts are included. Deleted facts are not, nor replacements that
+        ``arestore`` has undone.
 
         Raises:
             FactError: No fact has this id.
