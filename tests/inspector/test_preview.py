@@ -246,10 +246,6 @@ async def test_what_has_changed_is_of_the_record_though_it_stands_behind_the_mem
         preview = await preview_prompt(
             memory.sql_store, SESSION, "mia", LIMITS, "Where do we live?"
         )
-    parts = [(part.kind, part.text) for run in preview.runs for part in run]
+    parts = [(part.kind, part.text) for part in preview.parts]
     change = "What has changed since then:\n- We have moved to Ghent.\n\n"
-    assert parts[-3:] == [
-        ("question", "</memory>\n\n"),
-        ("record", change),
-        ("question", "Where do we live?"),
-    ]
+    assert parts[-2:] == [("record", change), ("question", "Where do we live?")]
