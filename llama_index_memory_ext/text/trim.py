@@ -63,7 +63,7 @@ def trim(
         messages: A conversation, oldest first; it is not changed. Messages that stay
             whole are the same objects.
         token_limit: Most tokens of the result, never exceeded; None for any number.
-            Text and tool calls are counted exactly, images, audio and video as 256,
+            Text and tool calls are counted exactly, images as 2,125, audio and video as 256,
             documents as 2,048. Thinking, and the few tokens that a provider adds to
             each message, are not counted.
         max_messages: Most messages; None for any number. Only a tool call with its
