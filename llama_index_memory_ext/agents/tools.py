@@ -186,8 +186,8 @@ class MemoryToolSpec(BaseToolSpec):
 
     New facts pass the checks of extracted facts: quote, names and numbers must be in
     the conversation, and the quote in the user's messages. Secrets are refused, and the
-    confidence of a known fact is raised. Two in five keywords must be the user's,
-    because an agent also reads texts of other people.
+    confidence of a known fact is raised. A fact that says more than the user did is
+    refused, because an agent also reads texts of other people.
 
     Forgetting needs words of the user's last five messages, so a web page or a tool's
     result cannot ask for it. The words must be an order to the memory; an order to edit
@@ -247,14 +247,10 @@ class MemoryToolSpec(BaseToolSpec):
         Args:
             query (str): A few words that the fact or message would contain.
         """
-        return await self.search_with(self.retriever, str(query))
-
-    async def search_with(self, retriever: MemoryRetriever, query: str) -> str:
-        """Return the nodes that the retriever finds, as a text for the model."""
         counter = self.memory.tokenizer_fn
-        if not query.strip():
+        if not str(query).strip():
             return counter.clip(_EMPTY_QUERY, self.token_limit)
-        nodes = await retriever.aretrieve(query)
+        nodes = await self.retriever.aretrieve(str(query))
         lines = map(_line_of, nodes)
         answer = "".join(take_fitting(lines, counter.count, self.token_limit))
         return answer or counter.clip(_NOTHING_FOUND, self.token_limit)
@@ -331,21 +327,28 @@ class MemoryToolSpec(BaseToolSpec):
             return f"Nothing was forgotten: it needs a quote. {_HOW_TO_QUOTE}"
         names = [facts] if isinstance(facts, str) else facts or []
         chosen = {}
-        questions = []
         answers = []
+        problems = []
+        if not names:
+            problems = [f"Nothing was forgotten: facts is empty. {_HOW_TO_NAME}"]
         with store_errors("Nothing was forgotten", self.memory.session_id):
             await self.memory.acheck_session()
-            matches = await self._match_facts(names)
-            for candidates in matches:
+            current = await self._current_facts()
+            for name in map(str, names):
+                candidates = await self._find_facts(name, current)
                 if len(candidates) == 1:
                     chosen[candidates[0].id] = candidates[0]
                 elif candidates:
-                    questions.append(self._ask_which(candidates))
+                    problems.append(self._ask_which(candidates))
+                else:
+                    user = display_name(self.memory.facts.namespace)
+                    problems.append(
+                        f"Nothing was forgotten: {user!r} has no fact {escape_tags(name)!r} ({len(current)} facts). "
+                        f"{_HOW_TO_NAME}"
+                    )
             if chosen:
                 answers = await self._retire(list(chosen.values()), str(quote))
-            answers += questions
-            answers += await self._tell_unknown(names, matches)
-        return "\n".join(answers)
+        return "\n".join([*answers, *problems])
 
     # The tools of synchronous agents, with these descriptions for the model.
     search_memory = in_sync(asearch_memory, note=None)
@@ -358,12 +361,10 @@ class MemoryToolSpec(BaseToolSpec):
         if pending:
             await self.memory.facts.aapprove(*pending)
 
-    async def _match_facts(self, names: Sequence[str]) -> list[list[Fact]]:
-        """Return the candidates for each name of a fact."""
+    async def _current_facts(self) -> list[Fact]:
         now = utc_now()
-        all_facts = await self.memory.facts.alist(state="all")
-        current = [fact for fact in all_facts if fact.state(now) in ("present", "past")]
-        return [await self._find_facts(str(name), current) for name in names]
+        facts = await self.memory.facts.alist(state="all")
+        return [fact for fact in facts if fact.state(now) in ("present", "past")]
 
     async def _find_facts(self, words: str, facts: Sequence[Fact]) -> list[Fact]:
         """Return the facts with an id, with the beginning of an id, or with these words, best first."""
@@ -376,34 +377,13 @@ class MemoryToolSpec(BaseToolSpec):
         ]
         if not matches and len(fact_id) >= SHORT_ID_CHARACTERS:
             matches = [fact for fact in facts if fact.id.startswith(fact_id)]
-        if not matches:
-            matches = await self._search_facts(words)
-        return matches
-
-    async def _search_facts(self, words: str) -> list[Fact]:
+        if matches:
+            return matches
         ranked = await self.memory.facts_block.asearch(
             words, session_id=self.memory.session_id
         )
         # A fact that is only related by its meaning may not be the fact that is meant.
         return [entry.fact for entry in ranked if entry.matched]
-
-    async def _tell_unknown(
-        self, names: Sequence[str], matches: Sequence[Sequence[Fact]]
-    ) -> list[str]:
-        """Return a line for each name that no fact has, or for no names at all."""
-        if not names:
-            return [f"Nothing was forgotten: facts is empty. {_HOW_TO_NAME}"]
-        book = self.memory.facts
-        user = display_name(book.namespace)
-        answers = []
-        for name, candidates in zip(names, matches, strict=True):
-            if not candidates:
-                count = len(await book.alist())
-                answers.append(
-                    f"Nothing was forgotten: {user!r} has no fact {escape_tags(str(name))!r} ({count} facts). "
-                    f"{_HOW_TO_NAME}"
-                )
-        return answers
 
     def _ask_which(self, candidates: Sequence[Fact]) -> str:
         descriptions = [
@@ -475,12 +455,9 @@ def _line_of(node: NodeWithScore) -> str:
     """Return a node of the retriever as an element that a model reads."""
     metadata = node.node.metadata
     kind = metadata["kind"]
-    attributes = {key: metadata.get(key) for key in ("date", "until")}
-    if kind == "fact":
-        fact_id = metadata["fact_id"][:SHORT_ID_CHARACTERS]
-        attributes = {"id": fact_id, **attributes, "category": metadata["category"]}
-    else:
-        attributes = {"role": metadata["role"], **attributes}
+    names = ("role", "date", "until", "category")
+    attributes = {"id": metadata.get("fact_id", "")[:SHORT_ID_CHARACTERS]}
+    attributes |= {name: metadata.get(name) for name in names}
     tag = kind
     for key, value in attributes.items():
         if value:

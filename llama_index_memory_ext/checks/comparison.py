@@ -16,6 +16,7 @@ from llama_index_memory_ext.words import (
     FUNCTION_WORDS,
     TOKEN,
     comparable,
+    is_translation,
     language_of,
     pattern,
     phrases,
@@ -70,7 +71,8 @@ def says_more(statement: str, words: str, names: str, said_on: date) -> bool:
     True
     """
     code = language_of(words) or "en"
-    if unsaid_dates(statement, words, said_on, code):
+    is_translated = is_translation(statement, words)
+    if is_translated or unsaid_dates(statement, words, said_on, code):
         return True
     plain = without_dates(statement, code)
     return (

@@ -19,7 +19,6 @@ from llama_index_memory_ext.learning.reply import (
     TOO_LONG,
     NewFact,
     read_facts,
-    read_statement,
     without_thoughts,
 )
 from llama_index_memory_ext.models.ask import (
@@ -188,43 +187,20 @@ def _read_response(
     this raises a FactReplyError.
     """
     facts: list[NewFact] = []
-    errors = []
+    problem = ""
     texts = _texts_of(response.message)
     for text in texts:
         try:
-            facts += read_facts(text, categories)
+            facts += read_facts(text, categories, by_tool=by_tool)
         except FactReplyError as error:  # noqa: PERF203 - each call is read apart
-            errors.append(error)
-    problem = _problem_without_facts(response, texts, by_tool=by_tool)
-    if problem:
-        errors.append(FactReplyError(texts[0], problem))
-    if errors and not facts:
-        raise errors[0]
-    return with_contents(facts, by_tool=by_tool)
-
-
-def with_contents(facts: list[NewFact], *, by_tool: bool) -> list[NewFact]:
-    """Return the facts of a model; without tools their quotes are their contents.
-
-    Models without tools quote exactly, but many of their statements leave out the point.
-    """
-    if by_tool:
-        return facts
-    return [
-        fact.model_copy(update={"content": read_statement(fact.quote)})
-        for fact in facts
-    ]
-
-
-def _problem_without_facts(
-    response: ChatResponse, texts: Sequence[str], *, by_tool: bool
-) -> str:
-    """Return why an answer without facts does not mean "nothing new"; "" if it does."""
+            problem = error.problem
     if by_tool and not any(map(without_thoughts, texts)):
-        return "it is empty"
-    if was_truncated(response) or was_refused(response):
-        return "it was cut"
-    return ""
+        problem = "it is empty"
+    elif was_truncated(response) or was_refused(response):
+        problem = problem or "it was cut"
+    if problem and not facts:
+        raise FactReplyError(texts[0], problem)
+    return facts
 
 
 def _texts_of(message: ChatMessage) -> list[str]:

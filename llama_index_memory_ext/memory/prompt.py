@@ -269,6 +269,7 @@ async def _join(
     if isinstance(shape, template.MemoryBlocksTemplate):
         split_contents = template.content_of(contents, memory.cache_points, turn)
         tokens_left = room - template.max_tokens(contents, memory.tokenizer_fn)
+    changes = split_contents.pop(template.CHANGES, [])
     parts: list[tuple[str, list[ContentBlock]]] = []
     messages: list[ChatMessage] = []
     for name, content in split_contents.items():
@@ -279,7 +280,7 @@ async def _join(
             messages += content
         elif content:
             parts.append((name, content))
-    joined = template.joined(shape, parts)
+    joined = [*template.joined(shape, parts), *changes]
     if tokens_left < 0:
         # The bound of our template may be too high, never too low. The exact count is
         # slower.
@@ -353,4 +354,6 @@ def _sources_in(memory: MemoryFields, contents: dict[str, Any]) -> MemorySearchR
     profile = contents.get(PROFILE_NAME, NO_PARTS)
     facts = contents.get(memory.facts_block.name, NO_PARTS)
     record = contents.get(memory.condensed_block.name, NO_PARTS)
-    return MemorySearchResult((*profile.sources, *facts.sources), tuple(record.sources))
+    # A sticky message that tells a change stands in two places.
+    messages = tuple(dict.fromkeys(record.sources))
+    return MemorySearchResult((*profile.sources, *facts.sources), messages)

@@ -15,6 +15,7 @@ from llama_index.core.base.llms.types import (
 from llama_index.core.llms.mock import MockFunctionCallingLLM
 
 from llama_index_memory_ext.text.entries import body_of
+from llama_index_memory_ext.text.parts import CHANGED_OPENING
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -102,7 +103,11 @@ def reply(
     last = 0
     for message in messages:
         memory, _, text = body_of(message).rpartition("</memory>")
+        text = text.strip()
         entries += _elements(memory)
+        if text.startswith(CHANGED_OPENING):
+            changes, _, text = text.partition("\n\n")
+            entries.append(_Entry("user", changes))
         entries.append(_Entry(message.role.value, text.strip()))
         if message.role == "user":
             last = len(entries) - 1
@@ -116,14 +121,10 @@ def reply(
 
 
 def _elements(text: str) -> list[_Entry]:
-    """Return the messages and facts of a memory; recalled messages, which are older, come first."""
+    """Return the messages and facts of a memory: recalled messages, facts, and then the newer messages."""
     matches = list(_ELEMENT.finditer(text))
-    matches.sort(key=lambda match: not match["role"] or bool(match["newer"]))
+    matches.sort(key=lambda match: (match["newer"] or "", not match["role"]))
     return [_Entry(match["role"] or "fact", match["text"].strip()) for match in matches]
-
-
-def _texts_of(role: str, entries: Iterable[_Entry]) -> list[str]:
-    return [entry.text for entry in entries if entry.role == role]
 
 
 def _statements(beginning: str, text: str) -> list[re.Match[str]]:
@@ -165,6 +166,18 @@ def _report_facts(prompt: _Prompt) -> ToolCallBlock | None:
     return _call("report_facts", {"facts": facts})
 
 
+def _extract_facts(prompt: _Prompt) -> str:
+    """Return the facts of the messages, as LlamaIndex's ``FactExtractionMemoryBlock`` asks for them."""
+    if "<existing_facts>" not in prompt.question:
+        return ""
+    text = "\n".join(entry.text for entry in prompt.before if entry.role == "user")
+    facts = []
+    for topic in _TOPICS:
+        statements = _statements(topic.statement, text)
+        facts += [f"<fact>{topic.fact} {said['value']}</fact>" for said in statements]
+    return "".join(facts)
+
+
 def _contradicted(topic: _Topic, content: str, known_facts: str) -> int:
     """Return the number of the known fact that a new one contradicts; 0 if there is none."""
     for number, fact in _KNOWN_FACT.findall(known_facts):
@@ -193,8 +206,9 @@ def _summarize(prompt: _Prompt) -> str:
 
 def _call_tool(prompt: _Prompt) -> str | ToolCallBlock:
     """Call a tool that the question names, with two numbers in it; then tell the result."""
-    for result in _texts_of("tool", prompt.after):
-        return f"The result is {result}."
+    for entry in prompt.after:
+        if entry.role == "tool":
+            return f"The result is {entry.text}."
     numbers = list(map(json.loads, _NUMBER.findall(prompt.question)))
     words = prompt.question.casefold().split()
     for tool in prompt.tools:
@@ -204,30 +218,22 @@ def _call_tool(prompt: _Prompt) -> str | ToolCallBlock:
 
 
 def _tell_calls(prompt: _Prompt) -> str:
-    """Tell the calls and results of the last turn whose question has the numbers of this question."""
+    """Tell the tool calls and results in the prompt."""
     if "how did you" not in prompt.question.casefold():
         return ""
-    numbers = set(_NUMBER.findall(prompt.question))
-    answer = NOT_SEEN
-    is_matching = False
     steps: list[str] = []
     for entry in prompt.before:
-        if entry.role == "user":
-            is_matching = numbers <= set(_NUMBER.findall(entry.text))
-            steps = []
-        elif entry.role == "assistant":
+        if entry.role == "assistant":
             steps += [f"called {call}" for call in _CALL.findall(entry.text)]
         elif entry.role == "tool":
             steps.append(f"got {entry.text}")
-        if is_matching:
-            answer = f"I {', '.join(steps)}." if steps else NO_CALL
-    return answer
+    return f"I {', '.join(steps)}." if steps else NO_CALL
 
 
 def _answer_question(prompt: _Prompt) -> str:
-    """Answer a question about a topic, from the facts and then from the user's words."""
-    texts = [*_texts_of("fact", prompt.before), *_texts_of("user", prompt.before)]
-    text = "\n".join([*texts, prompt.question])
+    """Answer a question about a topic, from the facts and the user's words."""
+    entries = [entry for entry in prompt.before if entry.role in ("fact", "user")]
+    text = "\n".join([*(entry.text for entry in entries), prompt.question])
     for topic in _TOPICS:
         if re.search(topic.question, prompt.question, re.IGNORECASE):
             statements = _statements(f"{topic.statement}|{topic.fact}", text)
@@ -249,6 +255,7 @@ def _note(prompt: _Prompt) -> str:
 # The first rule with an answer counts.
 _RULES = (
     _report_facts,
+    _extract_facts,
     _summarize,
     _tell_calls,
     _call_tool,

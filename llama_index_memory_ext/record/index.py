@@ -69,8 +69,6 @@ _MOST_RANKED = 1_000
 _TIME_SHARE = 1.0
 # A question about now takes this share from the oldest message.
 _AGE_SHARE = 0.3
-# No log has this epoch, so a broken index is made anew.
-_BROKEN = -1
 _INDEXED_CHARACTERS = 20_000
 # A question about the record keeps at least this share of its budget.
 _LEAST_SHARE = 0.25
@@ -120,10 +118,12 @@ class Fitting(NamedTuple):
         messages: The messages to recall, within the asking share of the budget.
         heat: The similarities of the messages within the whole budget, by their rows.
             Messages of several rows, and messages that must be clipped, are left out.
+        record_rows: The first rows of messages in the record that match, too.
     """
 
     messages: list[RankedMessage]
     heat: dict[int, float]
+    record_rows: frozenset[int] = frozenset()
 
 
 class _Matches(NamedTuple):
@@ -148,6 +148,11 @@ class _Matches(NamedTuple):
             float(self.similarity[place]),
             int(self.tokens[place]),
         )
+
+    def rows_from(self, start: int) -> frozenset[int]:
+        """Return the first row of each matching message from this place on."""
+        places = self.order[self.order >= start].tolist()
+        return frozenset(self.messages[place].row_ids[0] for place in places)
 
 
 class _RowGroup(NamedTuple):
@@ -226,15 +231,6 @@ class MessageIndex:
     def today(self) -> date:
         """The current day in the time zone, or else at the offset of the newest message."""
         return now_in(self._time_zone or self._offset).date()
-
-    @property
-    def is_broken(self) -> bool:
-        """Whether the index must be made anew."""
-        return self.epoch == _BROKEN
-
-    def drop(self) -> None:
-        """Mark the index as broken."""
-        self.epoch = _BROKEN
 
     def add(self, rows: Iterable[LogRow]) -> None:
         """Index rows, oldest first; skip rows that are indexed."""
@@ -429,7 +425,7 @@ class MessageIndex:
                 recalled.append(ranked)
             if ranked.tokens <= message_limit and len(ranked.message.row_ids) == 1:
                 heat[ranked.message.row_ids[0]] = ranked.similarity
-        return Fitting(recalled, heat)
+        return Fitting(recalled, heat, matches.rows_from(record_start))
 
     def clip_for(self, question: str) -> Callable[[str, int], str]:
         """Return a function that clips a text to the sentences with words of a question."""

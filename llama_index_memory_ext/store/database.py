@@ -184,20 +184,17 @@ class Database:
         engine, only the calls of this loop.
         """
         end = time.monotonic() + self.seconds
-        while self._is_pending() and time.monotonic() <= end:  # noqa: ASYNC110 - jobs end in threads
+        while self._jobs_here() and time.monotonic() <= end:  # noqa: ASYNC110 - jobs end in threads
             await asyncio.sleep(LOOK_SECONDS)
         if self._lent is None:
             self.is_gone = self.in_memory
             await asyncio.to_thread(self._close)
 
-    def _is_pending(self) -> bool:
-        """Return whether a job is pending that ``aclose`` awaits."""
-        loops = [
-            job.answer.get_loop() for job in list(pending) if job.owner == id(self)
-        ]
-        if self._lent is None:
-            return bool(loops)
-        return asyncio.get_running_loop() in loops
+    def _jobs_here(self) -> list[Job]:
+        """Return the pending jobs that ``aclose`` awaits."""
+        here = self._lent and asyncio.get_running_loop()
+        jobs = [job for job in list(pending) if job.owner == id(self)]
+        return [job for job in jobs if here in (None, job.answer.get_loop())]
 
     def _close(self) -> None:
         self._is_ready = False
@@ -433,21 +430,20 @@ class Database:
                 raise address.call_error(self.url, error, job.name) from error
             raise address.connection_error(self.url, error) from error
 
-    def is_used_by_thread(self) -> bool:
-        """Return whether a thread works on this SQLite database, or on another store of the same file."""
-        return self.backend == "sqlite" and self._threads.is_working()
-
-    def close_before_fork(self) -> None:
-        """Close the connections to a SQLite file, unless a thread uses them; the next job opens them again.
+    def close_before_fork(self) -> bool:
+        """Close the connections to a SQLite file; the next job opens them again. False: a thread uses them.
 
         SQLite keeps in the process which locks its connections have. A child that
         inherits a connection takes no lock for its own connections, and would lose its
         writes. A database in memory is copied instead.
         """
-        if self.backend == "sqlite" and not (
-            self.in_memory or self._threads.is_working()
-        ):
+        if self.backend != "sqlite":
+            return True
+        if self._threads.is_working():
+            return False
+        if not self.in_memory:
             self._dispose()
+        return True
 
     def begin_in_child(self) -> object:
         """Begin anew after a fork, and return the parent's engine, which may not be closed here."""

@@ -12,8 +12,8 @@ from llama_index_memory_ext.agent_view import ALL_FACTS, SHARED_FACTS, AgentView
 from llama_index_memory_ext.errors import EncryptionError, FactError
 from llama_index_memory_ext.fact import Fact, duplicate_key, mark_edited, retire
 from llama_index_memory_ext.store.readers import (
-    existing_sessions,
     find_rows,
+    has_session,
     rows_by_id,
 )
 from llama_index_memory_ext.store.rows import FactsVersion
@@ -400,7 +400,7 @@ def import_facts(
     The row ids of another database mean nothing here, so quotes find the messages.
     """
     sessions = {fact.session_id or "" for fact in facts}
-    tx.lock(existing_sessions(tx, sessions), [namespace])
+    tx.lock([key for key in sessions if has_session(tx, key)], [namespace])
     write_facts(tx, namespace, _link_facts(tx, namespace, facts), view=view)
 
 
@@ -415,8 +415,7 @@ def link_session(tx: Transaction, session_id: str) -> None:
         facts = parse_facts(tx, namespace, select_facts(tx, namespace)).values()
         of_session = [fact for fact in facts if fact.session_id == session_id]
         unlinked = [fact for fact in of_session if not fact.message_ids]
-        linked = _link_facts(tx, namespace, unlinked)
-        put_facts(tx, namespace, [fact for fact in linked if fact.message_ids])
+        put_facts(tx, namespace, _link_facts(tx, namespace, unlinked))
 
 
 def merge_facts(facts: Sequence[Fact], newer: Mapping[str, Fact]) -> list[Fact]:

@@ -227,14 +227,21 @@ def _move_cursors_back(tx: Transaction, key: str, ids: Sequence[int]) -> None:
         if isinstance(state, EncryptionError):
             state = {}
         if state is None or ROWS in state:
-            position = tx.execute(
-                _SELECT_LAST_ID, key=key, last=cursor.position
-            ).scalar()
-        old_entries = (state or {}).get(ROWS, ())
-        entries = [entry for entry in old_entries if deleted.isdisjoint(entry[:2])]
-        is_kept = entries or (state and position)
-        state = {**state, ROWS: entries} if is_kept else None
-        put_cursor(tx, key, cursor.reader, position, state)
+            last = tx.execute(_SELECT_LAST_ID, key=key, last=cursor.position)
+            position = last.scalar_one()
+        if state:
+            state = _without_deleted(state, deleted, position)
+        put_cursor(tx, key, cursor.reader, position, state or None)
+
+
+def _without_deleted(
+    state: dict[str, Json], deleted: set[int], position: int
+) -> dict[str, Json] | None:
+    """Return a reader's state without the entries of deleted rows; None if it says nothing then."""
+    entries = [row for row in state.get(ROWS, ()) if deleted.isdisjoint(row[:2])]
+    if entries or position:
+        return {**state, ROWS: entries}
+    return None
 
 
 def _roles_of(

@@ -357,16 +357,6 @@ def is_translation(first: str, second: str) -> bool:
     )
 
 
-def may_be_english(text: str) -> bool:
-    """Return whether a text in Latin letters is not clearly in another language.
-
-    >>> may_be_english("Is a vegetarian"), may_be_english("Ich trinke keinen Kaffee"), may_be_english("我喝茶")
-    (True, False, False)
-    """
-    scores = _likelihoods(text)
-    return script_of(text) == "latin" and scores["en"] > max(scores.values()) - _MARGIN
-
-
 @lru_cache(maxsize=256)
 def _likelihoods(text: str) -> Mapping[str, float]:
     """Return how likely a text is in each language, as logarithms, the likeliest first."""

@@ -52,7 +52,6 @@ def offline_demo(tmp_path_factory: pytest.TempPathFactory) -> str:
     own = folder / "own.db"
     done = run(
         "demo",
-        "--all",
         python=[sys.executable],
         PYTHONPATH=os.pathsep.join([watching(folder), path_without("typer", folder)]),
         LLAMA_INDEX_MEMORY_DB=str(own),
@@ -74,29 +73,27 @@ def table_of(printed: str) -> dict[str, list[str]]:
     }
 
 
-def test_the_first_result_is_a_table_of_both_memories(offline_demo: str) -> None:
+def test_the_first_result_is_a_table_of_the_memories(offline_demo: str) -> None:
     lines = offline_demo.splitlines()
-    start = " ".join("\n".join(lines[:12]).split())
-    assert "answers by rules, because OPENAI_API_KEY is not set" in start
-    assert "RIGHT ANSWERS Memory CondensedMemory" in start
+    assert "answers by rules, because OPENAI_API_KEY is not set" in lines[0]
     assert max(map(len, lines)) <= 80
     table = table_of(offline_demo)
     verdicts = list(zip(*list(table.values())[:6], strict=True))
-    assert verdicts[1] == ("yes",) * 6
-    assert table["in all"] == [
-        f"{verdicts_of_memory.count('yes')} of 6" for verdicts_of_memory in verdicts
-    ]
-    assert verdicts[0].count("yes") < verdicts[1].count("yes")
-    # LlamaIndex's Memory learns nothing.
-    learned = table["tokens a turn to learn facts"]
-    assert [int(tokens) > 0 for tokens in learned] == [False, True]
+    counts = [of_memory.count("yes") for of_memory in verdicts]
+    assert table["in all"] == [f"{count} of 6" for count in counts]
+    plain, with_blocks, condensed = counts
+    assert plain < with_blocks < condensed == 6
+    # LlamaIndex's Memory learns nothing without its blocks.
+    learned = table["tokens to learn facts"]
+    assert [tokens == "0" for tokens in learned] == [True, False, False]
 
 
 def test_a_killed_process_has_told_only_one_memory(offline_demo: str) -> None:
     """The prompt of the new session has a fact, with its quote, from the session that was killed."""
-    killed = offline_demo.split("is KILLED.")[1].split("\n\n  Question", maxsplit=1)[0]
+    killed = offline_demo.split("is KILLED.")[1]
     for name, answer in (
         ("Memory", NOT_SEEN),
+        ("Memory, its blocks", NOT_SEEN),
         ("CondensedMemory", "You are allergic to nuts."),
     ):
         assert re.search(rf"^  {name} +{re.escape(answer)}$", killed, re.MULTILINE)
@@ -104,15 +101,6 @@ def test_a_killed_process_has_told_only_one_memory(offline_demo: str) -> None:
     assert prompt[2].endswith(">Is allergic to nuts</fact>")
     assert prompt[7] == "May I have the nut cake?"
     assert 'The fact quotes the user: "I\'m allergic to nuts"' in killed
-
-
-def test_with_all_it_prints_each_answer(offline_demo: str) -> None:
-    for answer in (
-        "Your name is Logan.",
-        "You bought a blue van from Marta.",
-        "You live in Braga.",
-    ):
-        assert f"  CondensedMemory     {answer}\n" in offline_demo
 
 
 def test_it_talks_to_a_server_that_speaks_the_protocol(offline_demo: str) -> None:
@@ -130,7 +118,6 @@ def test_it_talks_to_a_server_that_speaks_the_protocol(offline_demo: str) -> Non
     assert {label: seen[label] for label in of_prompts} == {
         label: table_of(offline_demo)[label] for label in of_prompts
     }
-    assert "  Question " not in done.stdout
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no pty")
@@ -150,25 +137,17 @@ def test_a_wrong_variable_gets_one_clear_sentence(command: Here) -> None:
     assert "timeout: Input should be a valid number" in done.stderr
 
 
-def test_the_offline_model_tells_of_the_turn_that_is_asked_about() -> None:
-    """By its numbers, else of the last one, and of no other where that called no tool."""
-    turns = [
+def test_the_offline_model_tells_its_calls() -> None:
+    record = [
+        "<memory>",
         '<message role="user">What is 12 + 30?</message>',
         '<message role="assistant">[tool call c] add({"a": 12, "b": 30})</message>',
         '<message role="tool" tool_call_id="c">42</message>',
-        '<message role="assistant">12 + 30 = 42</message>',
-        '<message role="user">My name is Ann.</message>',
-        '<message role="assistant">Noted: your name is Ann.</message>',
+        "</memory>",
+        "How did you work out 12 + 30?",
     ]
-    told = 'I called add({"a": 12, "b": 30}), got 42.'
-    for past, question, answer in (
-        (turns, "How did you work out 12 + 30?", told),
-        (turns, "How did you go about that?", NO_CALL),
-        (turns[:4], "How did you go about that?", told),
-        (turns, "How did you work out 7 * 7?", NOT_SEEN),
-    ):
-        record = "\n".join(["<memory>", *past, "</memory>", "", question])
-        assert ask(record).content == answer
+    answer = ask("\n".join(record)).content
+    assert answer == 'I called add({"a": 12, "b": 30}), got 42.'
 
 
 def ask(question: str) -> ChatMessage:
@@ -198,7 +177,7 @@ def ask(question: str) -> ChatMessage:
         ("What is my name?", NOT_SEEN),
         ("Do I have allergies?", NOT_SEEN),
         ("Do I have any children?", NOT_SEEN),
-        ("How did you go about answering that?", NOT_SEEN),
+        ("How did you go about answering that?", NO_CALL),
         ("What is 2 - 1?", ABOUT),
         ("Subtract 1 from 2.", ABOUT),
         ("Add it to my list, and add 2.", ABOUT),
@@ -240,6 +219,17 @@ def test_the_offline_model_reads_what_is_recalled_as_said_before_the_messages_ab
         ask(f"<memory>\n{newer}\n{earlier}\n</memory>\n\nWhere do I live?").content
         == "You live in Braga."
     )
+
+
+def test_the_offline_model_reads_what_has_changed_in_front_of_the_question() -> None:
+    earlier = "<earlier_messages>\n<message user>I live in Porto.\n</earlier_messages>"
+    changes = "What has changed since then:\n- I moved to Braga. (2026-11-20)\n\n"
+    for question, answer in (
+        ("Where do I live?", "You live in Braga."),
+        ("I live in Faro.", "Noted: you live in Faro."),
+    ):
+        prompt = f"<memory>\n{earlier}\n</memory>\n\n{changes}{question}"
+        assert ask(prompt).content == answer
 
 
 @pytest.mark.parametrize("streaming", [True, False])

@@ -173,7 +173,7 @@ async def remember_list_search_and_forget(session: ClientSession) -> None:
     )
     assert gone == (
         f"Forgotten: [{fact_id}] Loves green tea (it can be restored)\n"
-        "Nothing was forgotten: 'ann' has no fact 'a zebra' (0 facts). search_memory shows the ids of facts."
+        "Nothing was forgotten: 'ann' has no fact 'a zebra' (1 facts). search_memory shows the ids of facts."
     )
     assert await call(session, "list_memories") == "0 facts in all."
 
@@ -188,7 +188,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "remember",
         {"content": "x" * 5_000, "quote": "I like tea"},
-        "at most 2000 characters",
+        "Not remembered: ",
     ),
     ("remember", {"content": 7, "quote": "I like tea"}, "valid string"),
     ("forget", {"facts": ["rain"], "quote": "I like rain."}, "Not forgotten: "),
@@ -199,7 +199,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("list_memories", {"limit": 0}, "greater than or equal to 1"),
     ("list_memories", {"limit": "all"}, "valid integer"),
-    ("search_memory", {"query": "x" * 5_000}, "at most 2000 characters"),
+    ("search_memory", {"query": " "}, "Nothing was searched"),
     ("drop_tables", {}, "Unknown tool"),
 ]
 
@@ -390,19 +390,9 @@ async def test_a_database_that_breaks_is_told_and_not_taken_for_an_empty_one(
         (
             "search_memory",
             {},
-            "query: Field required. It takes: query, since, ",
-        ),
-        (
-            "search_memory",
-            {"query": 3_000 * "tea"},
-            "query: String should have at most 2000 characters.",
+            "query: Field required. It takes: query.",
         ),
         ("forget", {"facts": []}, "quote: Field required. It takes: facts, quote."),
-        (
-            "remember",
-            {**GREEN_TEA, "category": "tea"},
-            "category: Input should be 'preference', 'knowledge', ",
-        ),
     ],
 )
 async def test_wrong_arguments_are_told_in_one_line_without_their_values(
@@ -416,7 +406,7 @@ async def test_wrong_arguments_are_told_in_one_line_without_their_values(
         assert "\n" not in text
 
 
-async def test_filters_select_facts_in_a_search_and_a_list(database: Path) -> None:
+async def test_filters_select_facts_of_a_list(database: Path) -> None:
     async with opened(database) as memory:
         await memory.facts.aadd(
             Fact(
@@ -427,32 +417,17 @@ async def test_filters_select_facts_in_a_search_and_a_list(database: Path) -> No
         )
         await memory.facts.aadd("Likes green tea", category="preference")
     async with client(database) as session:
-        readers: list[tuple[str, dict[str, Any]]] = [
-            ("search_memory", {"query": "tea"}),
-            ("list_memories", {}),
-        ]
-        for name, more in readers:
-            selections: list[dict[str, Any]] = [
-                {"tag": "drink"},
-                {"until": "2020-12-31"},
-            ]
-            for filters in selections:
-                text = await call(session, name, **more, **filters)
-                assert contents_in(text) == ["Liked tea at school"]
-            text = await call(
-                session, name, **more, since="2025-01-01", category="preference"
-            )
-            assert contents_in(text) == ["Likes green tea"]
+
+        async def listed(**filters: Any) -> list[str]:
+            return contents_in(await call(session, "list_memories", **filters))
+
+        assert await listed(tag="drink") == ["Liked tea at school"]
+        assert await listed(until="2020-12-31") == ["Liked tea at school"]
+        assert await listed(since="2025-01-01") == ["Likes green tea"]
+        assert await listed(category="preference") == ["Likes green tea"]
         newest = await call(session, "list_memories", limit=1)
         assert contents_in(newest) == ["Likes green tea"]
         assert newest.endswith("2 facts in all.")
-
-
-async def test_an_empty_search_names_the_tool_that_shows_all(database: Path) -> None:
-    async with client(database) as session:
-        assert (await call(session, "search_memory", query="tea")).endswith(
-            "list_memories shows the facts."
-        )
 
 
 async def test_over_http_a_client_needs_the_token(database: Path) -> None:

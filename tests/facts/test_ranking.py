@@ -548,9 +548,7 @@ def test_of_many_facts_pinned_ones_are_shown_wherever_they_stand() -> None:
         .score("Which canoe?", (), Weights())
         ._replace(min_similarity=0.5)
     )
-    assert [
-        entry.fact.content for entry in ranking.concerning(ranking.best_first())
-    ] == [
+    assert [entry.fact.content for entry in ranking.concerning()] == [
         "Has a canoe",
         "Is called Ann",
     ]

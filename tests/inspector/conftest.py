@@ -39,7 +39,9 @@ class Inspected(httpx.AsyncClient):
         # An error of the application is an answer, too.
         transport = httpx.ASGITransport(inspector, raise_app_exceptions=True)
         super().__init__(
-            transport=transport, base_url=f"http://127.0.0.1:8000{inspector.path}/"
+            transport=transport,
+            base_url=f"http://127.0.0.1:8000{inspector.path}/",
+            headers={"sec-fetch-site": "same-origin"},
         )
 
 

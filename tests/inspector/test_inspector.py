@@ -27,7 +27,6 @@ from llama_index_memory_ext import (
     preview_prompt,
 )
 from llama_index_memory_ext.agent_view import ALL_FACTS
-from llama_index_memory_ext.apps.inspector.actions import Action
 from llama_index_memory_ext.apps.inspector.pages import Access
 from llama_index_memory_ext.store.rows import ReadPosition
 from tests.conversation import assistant, user
@@ -502,10 +501,9 @@ async def test_a_fact_is_added_with_category_confidence_and_tags(
     client = await inspect(filled, writes=True)
     page = (await client.get("facts", params={"user": "mia"})).text
     assert page.index("Add a fact") < page.index('class="fact')
-    action = Action("add", "mia", "")
     form = {
-        **dict(zip(("action", "user", "item"), action, strict=True)),
-        "proof": client.inspector.access.proof(*action),
+        "action": "add",
+        "user": "mia",
         "content": "Runs <i>marathons</i>",
         "category": "goal",
         "confidence": "often",
@@ -603,8 +601,6 @@ async def test_a_session_tells_what_is_unread_by_the_agent(
                 else:
                     await memory.aput_messages([user("And now?"), assistant("Yes.")])
     client = await inspect(tmp_path / "memory.db")
-    facts_page = (await client.get("facts", params={"user": "ann"})).text
-    assert "not yet read for facts: 2 messages" in facts_page
     page = (await client.get("session", params={"id": "s"})).text
     assert ("2", "messages not yet read for facts") in numbers_in(page)
     client = await inspect(tmp_path / "memory.db", limits={"agent_id": "cook"})
@@ -751,34 +747,24 @@ async def test_a_session_without_a_user_is_shown_by_its_id_and_is_no_user_of_tha
     assert not [name for name in await store.facts.count_by_user() if "bob" in name]
 
 
-async def test_nothing_is_done_without_the_proof_of_the_page_that_asks(
+async def test_nothing_is_done_without_a_form_of_these_pages(
     filled: Path, inspect: Inspect
 ) -> None:
+    """A page of another address cannot send the header of such a form, even if it knows the address."""
     client = await inspect(filled, writes=True)
-    access, before = client.inspector.access, bytes_of(filled)
+    before = bytes_of(filled)
     action = {"action": "forget-user", "user": "mia", "item": ""}
-    proofs = [
-        "",
-        "x",
-        Access(writes=True).proof(*action.values()),
-        access.proof("forget-user", "user 1", ""),
-    ]
     answers = [
-        await client.post("do", data={**action, "proof": proof}) for proof in proofs
+        await client.post("do", data=action, headers={"Sec-Fetch-Site": site})
+        for site in ("cross-site", "same-site", "none", "")
     ]
-    proven = {**action, "proof": access.proof(*action.values())}
-    answers.append(
-        await client.post("do", data=proven, headers={"Sec-Fetch-Site": "cross-site"})
-    )
-    answers.append(await client.post("do", data={**proven, "more": "x" * 200_000}))
-    reading = await inspect(filled)
-    answers.append(
-        await reading.post(
-            "do",
-            data={**action, "proof": reading.inspector.access.proof(*action.values())},
-        )
-    )
-    assert [answer.status_code for answer in answers] == [403] * 7
+    del client.headers["Sec-Fetch-Site"]
+    answers.append(await client.post("do", data=action))
+    client.headers["Sec-Fetch-Site"] = "same-origin"
+    answers.append(await client.post("do", data={**action, "more": "x" * 200_000}))
+    answers.append(await client.post("users", data=action))
+    answers.append(await (await inspect(filled)).post("do", data=action))
+    assert [answer.status_code for answer in answers] == [403] * 8
     assert bytes_of(filled) == before
 
 

@@ -283,19 +283,17 @@ def test_of_a_book_only_the_words_around_the_quote_are_the_source() -> None:
     assert len(fact.source) == 2_000
 
 
-def test_of_who_reads_more_than_the_conversation_more_words_must_be_the_users() -> None:
-    """One of them in the quote."""
+def test_an_agent_may_not_say_more_than_the_user() -> None:
     new_facts = (
         new("Prefers pytest for all testing", "I prefer pytest"),
         new("Sends all invoices to another bank", "I prefer pytest"),
         new("Moved often", "I prefer pytest"),
         new("北京工作", "我在北京工作"),
-        new("Likes that", "I prefer pytest"),
     )
-    assert len(kept(gated(*new_facts))) == 4
+    assert len(kept(gated(*new_facts))) == 3
     outcome = gated(*new_facts, checks=TOOL_CHECKS)
     assert kept(outcome) == ["Prefers pytest for all testing", "北京工作"]
-    assert outcome.rejections == {"not_the_users_words": 3}
+    assert outcome.rejections == {"not_the_users_words": 2}
 
 
 def test_what_the_user_says_again_is_confirmed_once_and_surer() -> None:

@@ -234,18 +234,12 @@ async def test_a_wrong_or_missing_key_is_an_error_before_anything_changes(
 SHORT_KEY = base64.urlsafe_b64encode(bytes(16)).decode()
 BAD_KEYS: list[Any] = [
     "short",
-    b"short",
     b"x" * 44,
     "",
-    SHORT_KEY,
     [],
-    {},
-    [KEY, "short"],
     [KEY, SHORT_KEY],
     7,
-    True,
     [None],
-    lambda user_id: KEY,
 ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -148,21 +147,6 @@ async def test_the_words_on_both_sides_of_an_old_turn_leave_the_facts(
     await memory.aput_messages(talk("hail"))
     await memory.aflush()
     assert likes(server.requests)[1:] == [["hail"]]
-    await memory.facts_block.aclose()
-
-
-async def test_of_an_unread_old_turn_behind_a_younger_one_the_number_is_told(
-    store: MemoryStore, start_model: StartModel
-) -> None:
-    llm, _ = start_model(learner)
-    memory = on(store, llm=llm, extract_every_turns=50)
-    await memory.aput_messages(talk("tea", "milk"))
-    await memory.aflush()
-    await memory.aput_messages([*talk("rain", "snow"), user("Now?")])
-    await age_turn(store, "milk", 2)
-    await age_turn(store, "snow", 2)
-    due = {"messages": 2, "facts": 1, "unread": 2}
-    assert await store.aretain(days=1) == due
     await memory.facts_block.aclose()
 
 
@@ -347,19 +331,6 @@ async def test_in_a_shared_session_the_facts_of_all_lose_their_words(
     for memory in (ann, bob):
         assert [fact.quote for fact in await memory.facts.alist()] == [""]
         await memory.facts_block.aclose()
-
-
-async def test_two_at_once_and_a_writer_end_well(store: MemoryStore) -> None:
-    memory = on(store)
-    await memory.aput_messages([*turn("one"), *turn("two"), *turn("three")])
-    counts = await asyncio.gather(
-        store.aretain(messages=2, vacuum=False),
-        store.aretain(messages=2, vacuum=False),
-        memory.aput(user("Now?")),
-    )
-    assert [one["messages"] for one in counts[:2] if one].count(0) <= 1
-    assert (await said(store))[-1] == "Now?"
-    assert (await memory.astats()).messages in (1, 3)
 
 
 def bytes_of(file: Path) -> bytes:

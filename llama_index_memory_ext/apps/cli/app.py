@@ -133,12 +133,7 @@ def _set_tables(
 
 
 @app.command(epilog=example("demo"))
-def demo(
-    *,
-    with_all: Annotated[
-        bool, typer.Option("--all", help="Print each answer too.")
-    ] = False,
-) -> None:
+def demo() -> None:
     """Compare this memory with LlamaIndex's.
 
     The memories have the same token_limit. They are asked after 54 turns, and in a new
@@ -149,7 +144,7 @@ def demo(
     # Imported here: LlamaIndex takes seconds to start, and the help does not need it.
     from llama_index_memory_ext.apps.demo import run
 
-    raise typer.Exit(run(with_all=with_all))
+    raise typer.Exit(run())
 
 
 def default_file() -> Path:

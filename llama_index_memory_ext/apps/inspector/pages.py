@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import json
 import re
 import secrets
 from base64 import b64encode
@@ -47,7 +46,6 @@ class Access:
     writes: bool = False
     # 43 characters that need no escape in an address.
     token: str = field(default_factory=partial(secrets.token_urlsafe, 32), repr=False)
-    _key: str = field(default_factory=partial(secrets.token_urlsafe, 32), repr=False)
 
     @property
     def path(self) -> str:
@@ -58,27 +56,14 @@ class Access:
         """Return whether a request is answered; POST alone may change the database."""
         if not _HOST.fullmatch(headers.get("host", "")):
             return False
-        if not _is_equal(token, self.token):
+        # The time must not depend on how many characters are right.
+        if not hmac.compare_digest(token.encode(errors="replace"), self.token.encode()):
             return False
         if method in {"GET", "HEAD"}:
             return True
-        # Older browsers do not send this header; the proof in the form protects them.
-        origin = headers.get("sec-fetch-site", "same-origin")
-        return method == "POST" and self.writes and origin == "same-origin"
-
-    def proof(self, *action: str) -> str:
-        """Return the proof that a form comes from these pages, and is for this action alone."""
-        content = json.dumps(action).encode()
-        return hmac.new(self._key.encode(), content, hashlib.sha256).hexdigest()
-
-    def is_proven(self, proof: str, *action: str) -> bool:
-        """Return whether a form has the proof for its action."""
-        return _is_equal(proof, self.proof(*action))
-
-
-def _is_equal(text: str, secret: str) -> bool:
-    # The time must not depend on how many characters are right.
-    return hmac.compare_digest(text.encode(errors="replace"), secret.encode())
+        # A page of another address cannot write this header.
+        is_own = headers.get("sec-fetch-site") == "same-origin"
+        return method == "POST" and self.writes and is_own
 
 
 _FOLDER = Path(__file__).parent / "templates"
@@ -108,6 +93,11 @@ def _time(context: Mapping[str, Any], value: datetime | None) -> str:
 @pass_context
 def _day(context: Mapping[str, Any], value: datetime) -> str:
     return _time(context, value).partition(" ")[0]
+
+
+@pass_context
+def _state(context: Mapping[str, Any], fact: Fact) -> str:
+    return fact.state(datetime.now(context["zone"]))
 
 
 def _said(fact: Fact) -> str:
@@ -143,6 +133,7 @@ _ENVIRONMENT.filters.update(
     body=body_of,
     whose=display_name,
     said=_said,
+    state=_state,
 )
 # The file is part of the package and holds no tag.
 _ENVIRONMENT.globals.update(style=Markup(STYLE), policy=_POLICY)  # noqa: S704
@@ -165,7 +156,6 @@ class Pages:
             "url": self.url,
             "links": self.access is not None,
             "writes": self.access is not None and self.access.writes,
-            "proof": self.access and self.access.proof,
             "entered": {},
             "error": "",
             "database": self.database,

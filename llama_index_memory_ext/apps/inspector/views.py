@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from llama_index_memory_ext import (
-    CondensedMemory,
     Fact,
     FactBook,
     FactError,
@@ -73,18 +72,6 @@ class ListPage:
         return rows[self.skipped : self.skipped + PAGE_ROWS]
 
 
-class FactWithState(NamedTuple):
-    """A fact, and its state now."""
-
-    fact: Fact
-    state: str
-
-    @classmethod
-    def of(cls, fact: Fact, limits: Mapping[str, Any]) -> FactWithState:
-        """Return a fact with its state; the time zone of the limits tells today."""
-        return cls(fact, fact.state(datetime.now(zone_of(limits))))
-
-
 @dataclass
 class Views:
     """The contents of each page, from its query; ``limits`` are the settings of the memory, its agent too."""
@@ -102,33 +89,21 @@ class Views:
             if _is_in(part, info.session_id, *info.user_ids)
         ]
         page = ListPage.of(query.get("page", ""), len(sessions))
-        page_sessions = page.cut(sessions)
-        return {
-            "sessions": page_sessions,
-            "page": page,
-            "q": part,
-            "user": user,
-        }
+        return {"sessions": page.cut(sessions), "page": page, "q": part, "user": user}
 
     async def users(self, query: Mapping[str, str]) -> Context:
-        """Return the users by name, each with its sessions and facts and its last message."""
+        """Return the users by name, each with its sessions and facts."""
         facts = await self.store.count_facts()
         sessions = Counter[str]()
-        last_times: dict[str, datetime | None] = {}
         for info in await self.store.sessions():
             sessions.update(info.namespaces)
-            for name in info.namespaces:
-                last_times.setdefault(name, info.last_at)
         part = query.get("q", "")
         names = [
             name for name in {**facts, **sessions} if _is_in(part, display_name(name))
         ]
         names.sort(key=display_name)
         page = ListPage.of(query.get("page", ""), len(names))
-        rows = [
-            (name, sessions[name], facts.get(name, 0), last_times.get(name))
-            for name in page.cut(names)
-        ]
+        rows = [(name, sessions[name], facts.get(name, 0)) for name in page.cut(names)]
         return {"users": rows, "page": page, "q": part}
 
     async def session(self, query: Mapping[str, str]) -> Context:
@@ -145,13 +120,11 @@ class Views:
         session = await self._session(query)
         number = query.get("page", "")
         part = query.get("q", "")
-        places: dict[int, int] = {}
         if part:
-            matching_rows = []
-            for index, row in enumerate(await self.store.rows(session["id"])):
-                if _is_in(part, body_of(row.message)):
-                    matching_rows.append(row)
-                    places[row.id] = index // PAGE_ROWS + 1
+            stored_rows = await self.store.rows(session["id"])
+            matching_rows = [
+                row for row in stored_rows if _is_in(part, body_of(row.message))
+            ]
             page = ListPage.of(number, len(matching_rows), default=_LAST_PAGE)
             rows = page.cut(matching_rows)
         else:
@@ -160,8 +133,7 @@ class Views:
             rows = await self.store.rows(
                 session["id"], limit=PAGE_ROWS, offset=page.skipped
             )
-        # ``places``: the page of each message in the whole session.
-        return {**session, "page": page, "messages": rows, "q": part, "places": places}
+        return {**session, "page": page, "messages": rows, "q": part}
 
     async def facts(self, query: Mapping[str, str]) -> Context:
         """Return the facts of a user, the newest first; state, category, tag and day leave out other facts."""
@@ -170,12 +142,12 @@ class Views:
         chosen = {name: query[name] for name in _FACT_FILTERS if query.get(name)}
         stored = await FactBook(self.store, user, scope="all").alist(state="all")
         zone = zone_of(self.limits)
+        now = datetime.now(zone)
         counts = {name: Counter[str]() for name in _FACT_FILTERS}
         matching_facts = []
         for fact in stored:
-            entry = FactWithState.of(fact, self.limits)
             values: dict[str, Sequence[str]] = {
-                "state": [entry.state],
+                "state": [fact.state(now)],
                 "category": [fact.category],
                 "tag": fact.tags,
                 "day": [f"{fact.created_at.astimezone(zone):%Y-%m-%d}"],
@@ -184,16 +156,9 @@ class Views:
                 counts[name].update(values[name])
             is_chosen = all(value in values[name] for name, value in chosen.items())
             if is_chosen and _is_in(part, f"{fact.content} {fact.category}"):
-                matching_facts.append(entry)
-        matching_facts.sort(key=lambda entry: entry.fact.created_at, reverse=True)
+                matching_facts.append(fact)
         page = ListPage.of(query.get("page", ""), len(matching_facts))
-        options: dict[str, Any] = {"extract_facts": False, **self.limits}
-        memory = CondensedMemory.from_defaults(
-            "inspector", chat_store=self.store, **options
-        )
-        facts_block = memory.facts_block.belong_to(user)
         return {
-            "unread": await facts_block.count_unread(memory.session_id),
             "user": user,
             "chosen": chosen,
             "q": part,
@@ -213,17 +178,15 @@ class Views:
             history = await book.ahistory(fact_id)
         except FactError:
             raise NotFoundError from None
-        entries = {fact.id: FactWithState.of(fact, self.limits) for fact in history}
-        fact, state = entries[fact_id]
+        fact = next(fact for fact in history if fact.id == fact_id)
         messages = []
         if fact.session_id:
             messages = await self.store.rows(fact.session_id, ids=fact.message_ids)
         return {
             "user": user,
             "fact": fact,
-            "state": state,
             "messages": messages,
-            "history": list(entries.values()),
+            "history": history,
             "timeline": timeline_of(fact),
         }
 
@@ -286,15 +249,6 @@ async def report(
     session = await Views(store, limits).session({"id": session_id, "q": question})
     skipped = max(session["info"].messages - MOST_MESSAGES, 0)
     messages = await store.rows(session_id, offset=skipped)
-    book = FactBook(store, session["user"], scope="all")
-    facts = await book.alist(state="all")
-    contents = {fact.id: fact.content for fact in facts}
-    ended = [FactWithState.of(fact, limits) for fact in facts]
     return Pages(store.address, zone=zone_of(limits)).render(
-        "whole",
-        **session,
-        contents=contents,
-        ended=[entry for entry in ended if entry.state != "present"],
-        messages=messages,
-        made_at=datetime.now(timezone.utc),
+        "whole", **session, messages=messages, made_at=datetime.now(timezone.utc)
     )
