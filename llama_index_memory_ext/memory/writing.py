@@ -187,8 +187,8 @@ async def write(
     Return the number of messages that were not stored before.
     """
     readers: list[str] = []
-    for block in memory._log_blocks:
-        readers += block.readers_of(memory.session_id)
+    for log_block in memory._log_blocks:
+        readers += log_block.readers_of(memory.session_id)
     appended = await memory.sql_store.log.append(
         memory.session_id,
         messages,
@@ -201,19 +201,17 @@ async def write(
     flushed = list(appended.flushed)
     if not flushed:
         return appended.written
-    calls = [
-        block.aput(flushed, from_short_term_memory=True, session_id=memory.session_id)
-        for block in memory.memory_blocks
-    ]
-    results = await asyncio.gather(*calls, return_exceptions=True)
-    for memory_block, result in zip(memory.memory_blocks, results, strict=True):
-        if isinstance(result, Exception):
-            # The messages are stored in any case.
+    for block in memory.memory_blocks:
+        try:
+            await block.aput(
+                flushed, from_short_term_memory=True, session_id=memory.session_id
+            )
+        except Exception as error:  # noqa: BLE001, PERF203 - the messages are stored
             logger.warning(
                 "Block %r did not take %d messages: %r",
-                memory_block.name,
+                block.name,
                 len(flushed),
-                type(result),
+                type(error),
             )
     return appended.written
 
