@@ -265,9 +265,11 @@ async def _join(
 ) -> _FittedContents:
     shape = memory.memory_blocks_template
     split_contents = contents
+    changes: list[ContentBlock] = []
     tokens_left = -1
     if isinstance(shape, template.MemoryBlocksTemplate):
         split_contents = template.content_of(contents, memory.cache_points, turn)
+        changes = split_contents.pop(template.CHANGES, [])
         tokens_left = room - template.max_tokens(contents, memory.tokenizer_fn)
     changes = split_contents.pop(template.CHANGES, [])
     parts: list[tuple[str, list[ContentBlock]]] = []
