@@ -80,7 +80,6 @@ MOST_TOKENS_PER_LINE = 7.6
 HIGHEST_COMPLEXITY = 10
 # Files that only one other file imports, and why they are files.
 WITH_ONE_IMPORTER = {
-    "record/media.py": "is one of the subjects of the record",
     "memory/moving.py": "is loaded when a program moves messages",
     "agents/tools.py": "is a public class of its own",
     "facts/concern.py": "measures how a fact covers a question, apart from the scores",

@@ -271,7 +271,6 @@ async def _join(
         split_contents = template.content_of(contents, memory.cache_points, turn)
         changes = split_contents.pop(template.CHANGES, [])
         tokens_left = room - template.max_tokens(contents, memory.tokenizer_fn)
-    changes = split_contents.pop(template.CHANGES, [])
     parts: list[tuple[str, list[ContentBlock]]] = []
     messages: list[ChatMessage] = []
     for name, content in split_contents.items():
