@@ -276,8 +276,7 @@ async def _join(
             messages += content
         elif content:
             parts.append((name, content))
-    changes = split_contents.get(template.CHANGES, [])
-    joined = [*template.joined(shape, parts), *changes]
+    joined = template.joined(shape, parts)
     if tokens_left < 0:
         # The bound of our template may be too high, never too low. The exact count is
         # slower.
@@ -332,6 +331,4 @@ def _sources_in(memory: MemoryFields, contents: dict[str, Any]) -> MemorySearchR
     profile = contents.get(PROFILE_NAME, NO_PARTS)
     facts = contents.get(memory.facts_block.name, NO_PARTS)
     record = contents.get(memory.condensed_block.name, NO_PARTS)
-    # A sticky message that tells a change stands in two places.
-    messages = tuple(dict.fromkeys(record.sources))
-    return MemorySearchResult((*profile.sources, *facts.sources), messages)
+    return MemorySearchResult((*profile.sources, *facts.sources), tuple(record.sources))
