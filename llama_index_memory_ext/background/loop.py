@@ -166,7 +166,7 @@ def run(call: Coroutine[Any, Any, T]) -> T:
     if sys.is_finalizing():
         call.close()
         raise StoreError(
-            "A synchronous call needs a thread, and the interpreter, which is ending, has none any more. Nothing was "
+            "A synchronous call needs a thread, and the interpreter is shutting down. Nothing was "
             "read or written. Call it before the program ends, or in a function given to `atexit.register`."
         )
     shared = _shared_loop()

@@ -491,7 +491,7 @@ def _parse(lines: str, view: AgentView) -> list[Fact]:
                 facts.append(Fact.model_validate(values))
         except ValueError as error:
             raise FactError(
-                f"Line {number} is no fact ({type(error).__name__}); expected JSON Lines as aexport writes them. "
+                f"Line {number} is not a fact ({type(error).__name__}); expected JSON Lines as aexport writes them. "
                 "Import a copy of `export --user` without --user. "
                 "Convert an export of mem0, LangGraph or Zep first, by a script of the "
                 'guide "Migrate from another memory" (docs/recipes). Nothing was imported.'

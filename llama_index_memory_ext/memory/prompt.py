@@ -262,9 +262,11 @@ async def _join(
 ) -> _FittedContents:
     shape = memory.memory_blocks_template
     split_contents = contents
+    changes: list[ContentBlock] = []
     tokens_left = -1
     if isinstance(shape, template.MemoryBlocksTemplate):
         split_contents = template.content_of(contents, memory.cache_points, turn)
+        changes = split_contents.pop(template.CHANGES, [])
         tokens_left = room - template.max_tokens(contents, memory.tokenizer_fn)
     parts: list[tuple[str, list[ContentBlock]]] = []
     messages: list[ChatMessage] = []
@@ -276,7 +278,6 @@ async def _join(
             messages += content
         elif content:
             parts.append((name, content))
-    changes = split_contents.get(template.CHANGES, [])
     joined = [*template.joined(shape, parts), *changes]
     if tokens_left < 0:
         # The bound of our template may be too high, never too low. The exact count is

@@ -337,8 +337,8 @@ class Database:
         with self._guard:
             if self.identity.place in _in_use_by_parent:
                 raise StoreError(
-                    f"The parent process was still using {self.shown_uri} {FORK_SECONDS:g} s after this process was "
-                    "to be forked from it, so that SQLite cannot lock the file here. Nothing was read or written. Fork "
+                    f"The parent process was still using {self.shown_uri} {FORK_SECONDS:g} s after the fork was "
+                    "requested, so SQLite cannot lock the file here. Nothing was read or written. Fork "
                     'while no long call is under way, or start processes by "spawn".'
                 )
             if self._is_ready and self._file_id != address.file_id(self.identity.place):

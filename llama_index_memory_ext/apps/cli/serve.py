@@ -43,11 +43,11 @@ def inspect(
         int, cli.option("--port PORT", "Default: 0, any free port.", min=0, max=65_535)
     ] = 0,
     write: Annotated[
-        bool, typer.Option("--write", help="Allow changes by forms of the pages.")
+        bool, typer.Option("--write", help="Let the pages make changes.")
     ] = False,
     html: Annotated[
         typer.FileBinaryWrite | None,
-        cli.option("--html FILE", "Write --session as a page, and end."),
+        cli.option("--html FILE", "Write the page of --session, and end."),
     ] = None,
     session: Session = None,
     question: Annotated[

@@ -246,6 +246,11 @@ async def report(
     session = await Views(store, limits).session({"id": session_id, "q": question})
     skipped = max(session["info"].messages - MOST_MESSAGES, 0)
     messages = await store.rows(session_id, offset=skipped)
+    facts = await FactBook(store, session["user"], scope="all").alist(state="all")
     return Pages(store.address, zone=zone_of(limits)).render(
-        "whole", **session, messages=messages, made_at=datetime.now(timezone.utc)
+        "whole",
+        **session,
+        facts=facts,
+        messages=messages,
+        made_at=datetime.now(timezone.utc),
     )
