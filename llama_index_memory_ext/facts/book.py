@@ -22,7 +22,7 @@ from llama_index_memory_ext.fact import (
     retire,
     utc_now,
 )
-from llama_index_memory_ext.facts.filters import FactFilter
+from llama_index_memory_ext.facts.filters import FactFilter, moment_for
 from llama_index_memory_ext.facts.history import history_of
 from llama_index_memory_ext.facts.ranking import RankedFact, rank
 from llama_index_memory_ext.settings import build_checked, unpacked
@@ -352,6 +352,12 @@ class FactBook:
     async def _filter(self, wanted: Mapping[str, Any]) -> FactFilter:
         """Return the filter; a FactError if it can select no fact."""
         selection = build_checked(FactFilter, FactFilter, FactError, **wanted)
+        since = selection.since
+        until = selection.until
+        if since and until and moment_for(since, until) > moment_for(until, since):
+            raise FactError(
+                f"Expected since to be before until; got {since} and {until}. Swap them."
+            )
         if selection.agent_id is not None:
             self._view.check(selection.agent_id)
         if selection.category is not None:

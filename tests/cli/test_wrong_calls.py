@@ -30,7 +30,7 @@ COMMANDS = [
     ("facts edit 1 --user ann --content ' '", "words are needed", "facts edit 3f2a"),
     ("retain --days old", "--days", "retain --days 90"),
     ("inspect --token-limit 4k", "--token-limit", "inspect --db memory.db"),
-    ("mcp --user ann --http 99999", "--http", "mcp --user ann"),
+    ("mcp --user ann --http 1", "--http", "mcp --user ann"),
     ("dance", "No such command 'dance'", FACTS_LIST),
 ]
 TOOLS: list[tuple[str, dict[str, Any], str]] = [
