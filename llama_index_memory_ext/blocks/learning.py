@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.store.rows import LogRow
 
 
-# Each prompt reads the same view several times.
-_view_of = cache(view_of)
-
 logger = logging.getLogger(__name__)
 
 # Unread messages are read at the first of these limits, chosen for the price of a turn:
@@ -131,7 +128,7 @@ class LearningBlock(LogBlock):
         Raises:
             FactError: ``agent_id`` and ``scope`` contradict each other.
         """
-        return _view_of(self.agent_id, self.scope)
+        return view_of(self.agent_id, self.scope)
 
     @abstractmethod
     def extractor(self, session_id: str, *, at_once: bool = False) -> Extractor:

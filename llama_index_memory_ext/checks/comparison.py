@@ -203,6 +203,10 @@ def _has_new_words(statement: str, words: str) -> bool:
         if are_said and not any(are_said):
             return True
         all_said += are_said
+    if not all_said and script_of(statement) == "other":
+        # Thai has no spaces, and each letter is a token: pairs of letters are compared.
+        pairs = keywords(statement)
+        return len(shared(pairs, said_words.terms)) < _LEAST_SAID * len(pairs)
     return sum(all_said) < _LEAST_SAID * len(all_said)
 
 

@@ -92,8 +92,8 @@ class FactBook:
             wanted: Each of the following, by name.
 
         Raises:
-            FactError: No fact can match: an unknown category, another agent, or an
-                unknown id. Or a datetime has no time zone.
+            FactError: No fact can match: an unknown category, another agent, an
+                unknown id, or ``since`` after ``until``. Or a datetime has no time zone.
         """
         selection = await self._filter(wanted)
         facts = await self._all()

@@ -182,6 +182,12 @@ def test_what_is_new_in_a_statement_makes_it_the_users_words(
     assert stored(content, said) == said
 
 
+def test_words_without_spaces_between_them_are_compared() -> None:
+    said = "ฉันชอบชา"
+    assert stored("ต้องการให้ส่งเงินทั้งหมด", said) == said
+    assert stored("ชอบชา", said) == "ชอบชา"
+
+
 def test_a_name_may_be_known_from_before() -> None:
     day = date(2025, 11, 20)
     assert says_more("Brother Bob visits often", "My brother visits often", "", day)
