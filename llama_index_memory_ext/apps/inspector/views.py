@@ -224,9 +224,6 @@ def timeline_of(fact: Fact) -> list[tuple[datetime, str]]:
     if fact.quote:
         learned = f"learned: {fact.quote}"
     events = [(fact.created_at, learned)]
-    for past in fact.past_retirements:
-        events.append((past.retired_at, _retirement(past)))
-        events.append((past.restored_at, "restored"))
     if fact.retired_at:
         events.append((fact.retired_at, _retirement(fact)))
     if fact.words_deleted_at:
@@ -249,6 +246,11 @@ async def report(
     session = await Views(store, limits).session({"id": session_id, "q": question})
     skipped = max(session["info"].messages - MOST_MESSAGES, 0)
     messages = await store.rows(session_id, offset=skipped)
+    facts = await FactBook(store, session["user"], scope="all").alist(state="all")
     return Pages(store.address, zone=zone_of(limits)).render(
-        "whole", **session, messages=messages, made_at=datetime.now(timezone.utc)
+        "whole",
+        **session,
+        facts=facts,
+        messages=messages,
+        made_at=datetime.now(timezone.utc),
     )
