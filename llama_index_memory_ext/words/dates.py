@@ -367,17 +367,19 @@ def _past_period(sentence: str, today: date, *, is_short: bool) -> Period | None
     """Return the period that a sentence asks for, if it is in the user's past; else None."""
     plain = sentence.casefold()
     asks_past = _asks_past(plain)
-    periods = [*relative_periods(plain, today)]
-    is_own = is_short or _has("own", plain)
-    if asks_past or (is_own and not _has("talk", plain)):
-        periods += _periods_in(sentence, today, with_numbers=asks_past or is_short)
-    period = _spanned(periods)
+    if not (asks_past or _is_own(plain, is_short=is_short)):
+        return None
+    named = _periods_in(sentence, today, with_numbers=asks_past or is_short)
+    period = _spanned([*relative_periods(plain, today), *named])
     if asks_past:
         period = period or Period(date.min, today)
         return period if period.start <= today else None
-    if period and period.end < today and is_own and not _has("talk", plain):
-        return period
-    return None
+    return period if period and period.end < today else None
+
+
+def _is_own(sentence: str, *, is_short: bool) -> bool:
+    """Return whether a sentence is about the user rather than about what was said."""
+    return (is_short or _has("own", sentence)) and not _has("talk", sentence)
 
 
 def _asks_past(sentence: str) -> bool:
