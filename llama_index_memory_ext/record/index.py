@@ -57,9 +57,6 @@ _ANSWER_SHARE = 0.15
 # "you" the assistant's.
 _SPEAKER_FACTOR = 1.6
 _QUESTION_MARKS = ("?", "\uff1f", "\u061f")
-# A message with this share of the best similarity may also use the tokens between the
-# limit and the most tokens of a budget.
-WORTH_MORE = 0.15
 # The order in which messages get room: `similarity / max(tokens, 100) ** 0.4`. So a
 # long reply comes behind several short messages that fit as well.
 SHORT_TOKENS = 100
@@ -93,19 +90,16 @@ class RecallBudget(NamedTuple):
     """The tokens for recalled messages.
 
     Attributes:
-        limit: The tokens that any message may use.
-        most: The tokens that a message with a share of ``WORTH_MORE`` of the best
-            similarity may use; at least ``limit``.
-        current_power: ``limit`` and ``most`` are multiplied by ``(best similarity of
-            older messages / best similarity of all) ** current_power``, at least 0.25.
+        limit: The most tokens.
+        current_power: ``limit`` is multiplied by ``(best similarity of older messages /
+            best similarity of all) ** current_power``, at least 0.25.
         record_share: The share of its tokens that a matching message of the record uses
             up.
-        asking_share: The share of ``limit`` and ``most`` for the recalled messages. The
-            messages in the rest only get heat.
+        asking_share: The share of ``limit`` for the recalled messages. The messages in
+            the rest only get heat.
     """
 
     limit: int
-    most: int
     current_power: int = 0
     record_share: float = 0.0
     asking_share: float = 1.0
@@ -369,16 +363,11 @@ class MessageIndex:
         used = 0.0
         most_worth_first = np.argsort(-worth, kind="stable")
         places = matches.order[most_worth_first]
-        rooms = share * np.where(
-            matches.similarity[places] >= WORTH_MORE, budget.most, budget.limit
-        )
-        for place, message_tokens, room in zip(
-            places.tolist(),
-            tokens[most_worth_first].tolist(),
-            rooms.tolist(),
-            strict=True,
+        room = share * budget.limit
+        for place, message_tokens in zip(
+            places.tolist(), tokens[most_worth_first].tolist(), strict=True
         ):
-            if used + fewest_tokens > share * budget.most:
+            if used + fewest_tokens > room:
                 break
             if place >= record_start:
                 used += budget.record_share * min(message_tokens, SHORT_TOKENS)

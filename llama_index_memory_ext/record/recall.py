@@ -267,7 +267,7 @@ class MessageSearch:
             window,
             record_rows,
             index.today.isoformat(),
-            budget.most + tags,
+            budget.limit + tags,
         )
         # Vectors may come later, and a failed index is made anew.
         if index.embeddings is None and index.epoch == window.seen.epoch:
@@ -449,19 +449,17 @@ def recall_budget(
     if is_question:
         most = max(limit, min(int(limit * _QUESTION_FACTOR), free))
     if recall_when == "always":
-        return RecallBudget(limit, most)
+        return RecallBudget(most)
     share = 1.0
     if not by_meaning:
         share = asking_share(question)
     if not share:
         limit = int(limit * _STATEMENT_SHARE)
-        return RecallBudget(limit, limit, _CURRENT_POWER, _IN_RECORD_SHARE)
+        return RecallBudget(limit, _CURRENT_POWER, _IN_RECORD_SHARE)
     power = 0
     if is_question:
         power = _CURRENT_POWER
-    return RecallBudget(
-        limit, most, power, _IN_RECORD_SHARE, max(share, _STATEMENT_SHARE)
-    )
+    return RecallBudget(most, power, _IN_RECORD_SHARE, max(share, _STATEMENT_SHARE))
 
 
 def show_messages(

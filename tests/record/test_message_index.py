@@ -52,14 +52,13 @@ def found(
     before: int = EVERYTHING,
     limit: int = EVERYTHING,
     message_limit: int = 500,
-    most: int = 0,
     **shares: Any,
 ) -> Any:
     fitting = index.fitting(
         question,
         context,
         before,
-        RecallBudget(limit, most or limit, **shares),
+        RecallBudget(limit, **shares),
         message_limit,
     )
     return [ranked.message.row_ids for ranked in fitting.messages]
@@ -101,7 +100,7 @@ def test_a_share_shows_fewer_messages_but_all_that_fit_have_heat() -> None:
     shown = []
     heats = []
     for share in (1.0, 0.5):
-        budget = RecallBudget(200, 200, asking_share=share)
+        budget = RecallBudget(200, asking_share=share)
         fitting = index.fitting("Which tea is green?", (), EVERYTHING, budget, 500)
         shown.append(len(fitting.messages))
         heats.append(fitting.heat)
@@ -218,26 +217,6 @@ def test_a_long_message_is_clipped_and_found_by_the_words_in_its_middle() -> Non
     assert entry.tokens <= 60
     assert entry.body.startswith("first ")
     assert entry.body.rstrip().endswith("first ...")
-
-
-def test_only_what_is_similar_enough_has_what_the_record_leaves_free() -> None:
-    """A word of the day and of many others is not enough."""
-    others = [user(f"The printer on floor {i} is broken again.") for i in range(12)]
-    rows = rows_of(
-        *(user(f"tea {i} with Caroline and her green alpacas") for i in range(3)),
-        *others,
-    )
-    index = index_of(rows)
-    question = "Which green tea does Caroline drink with her alpacas, in 2023?"
-    all_of_them = found(index, question)
-    free = found(index, question, limit=60, most=EVERYTHING)
-    assert (
-        len(all_of_them)
-        == len(rows)
-        > len(free)
-        > len(found(index, question, limit=60))
-    )
-    assert free == all_of_them[: len(free)]
 
 
 @pytest.mark.parametrize(("newer", "number"), [("green tea", 1), ("Bye to all", 4)])
