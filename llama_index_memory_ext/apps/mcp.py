@@ -1,7 +1,6 @@
-"""The memory of a user as a server of the Model Context Protocol, over stdin and stdout or over HTTP."""
+"""The memory of a user as a server of the Model Context Protocol."""
 
 # No postponed annotations: the MCP package reads the annotations of tools unevaluated.
-import hmac
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
@@ -14,13 +13,10 @@ from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import ToolAnnotations
 from pydantic import Field, ValidationError
-from starlette.responses import PlainTextResponse
 
 from llama_index_memory_ext import MemoryExtError, MemoryToolSpec
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Receive, Scope, Send
-
     from llama_index_memory_ext import CondensedMemory
 
 logger = logging.getLogger(__name__)
@@ -125,32 +121,6 @@ def memory_server(
         add(spec.aremember, writes=True)
         add(spec.aforget, writes=True, destroys=True)
     return server
-
-
-def http_app(server: MCPServer, token: str, host: str = "127.0.0.1") -> "ASGIApp":
-    """Return an ASGI application that serves at ``/mcp``, over streamable HTTP, with a token as the bearer.
-
-    A request without the token gets status 401. If ``host`` is a name of this machine,
-    only requests to such a name are answered, so that no web page reaches the server by
-    DNS rebinding.
-    """
-    app = server.streamable_http_app(host=host)
-    expected = f"Bearer {token}".encode()
-    refusal = PlainTextResponse(
-        "Send the token: Authorization: Bearer TOKEN\n",
-        401,
-        {"WWW-Authenticate": "Bearer"},
-    )
-
-    async def answer(scope: "Scope", receive: "Receive", send: "Send") -> None:
-        authorization = dict(scope.get("headers", ())).get(b"authorization", b"")
-        # The time of this comparison does not tell how much of the token is right.
-        if scope["type"] == "lifespan" or hmac.compare_digest(authorization, expected):
-            await app(scope, receive, send)
-        elif scope["type"] == "http":
-            await refusal(scope, receive, send)
-
-    return answer
 
 
 def _guarded(tool: Callable[..., Awaitable[str]]) -> Callable[..., Awaitable[str]]:

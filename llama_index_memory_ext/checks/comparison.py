@@ -16,7 +16,6 @@ from llama_index_memory_ext.words import (
     FUNCTION_WORDS,
     TOKEN,
     comparable,
-    is_translation,
     language_of,
     pattern,
     phrases,
@@ -71,7 +70,7 @@ def says_more(statement: str, words: str, names: str, said_on: date) -> bool:
     True
     """
     code = language_of(words) or "en"
-    is_translated = is_translation(statement, words)
+    is_translated = script_of(statement) != script_of(words)
     if is_translated or unsaid_dates(statement, words, said_on, code):
         return True
     plain = without_dates(statement, code)

@@ -199,7 +199,7 @@ class MemoryFields(Memory):
         # LlamaIndex leaves out fields that cannot be pickled.
         if "redact" not in state["__dict__"]:
             raise SettingError(
-                "This memory cannot be pickled: redact is no function of a module, and the copy would store texts "
+                "This memory cannot be pickled: redact is not a function of a module, and the copy would store texts "
                 "unredacted. Define redact in a module, or pass on the memory itself."
             )
         return state

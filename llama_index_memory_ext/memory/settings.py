@@ -104,8 +104,8 @@ def limits_for(
     total = _total_limit(window, token_limit, described)
     if total < _LEAST:
         raise LimitError(
-            f"token_limit={total}{described} leaves a record no room: it must be at least {_LEAST}, three quarters of "
-            "the window. Raise token_limit or context_window."
+            f"token_limit={total}{described} leaves no room for a record: it must be at least {_LEAST}, three quarters "
+            "of the window. Raise token_limit or context_window."
         )
     if facts is None:
         facts = _facts_limit(total, condensed)

@@ -247,7 +247,7 @@ async def single_run(memory: M) -> AsyncIterator[M]:
     task = asyncio.current_task()
     if _holders.get(name) is task:
         raise TurnError(
-            "This task is within memory.turn() already; run the agent without opening another."
+            "This task is already inside memory.turn(); run the agent without opening another."
         )
     async with lock_for("turn", *name):
         # The lock orders the tasks of one event loop; a task of another loop can only

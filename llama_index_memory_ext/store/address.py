@@ -119,8 +119,8 @@ def _parsed(uri: Address) -> URL:
     # Raised outside the block, so that the error has no context with the address.
     raise StoreError(
         "async_database_uri must be a SQLAlchemy address such as 'sqlite:///memory.db' or "
-        "'postgresql://user@host/database', with '%40' for an '@' in a password; saw a text that is none. Pass a file "
-        "of SQLite as a Path, or behind 'sqlite:///', without uri= and mode=."
+        "'postgresql://user@host/database', with '%40' for an '@' in a password; saw another text. Pass a file "
+        "of SQLite as a Path, or after 'sqlite:///', without uri= and mode=."
     )
 
 

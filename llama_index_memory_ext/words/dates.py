@@ -337,8 +337,6 @@ def _line_of(word: str, section: str) -> int:
     return 0
 
 
-# Characters that are read at each end of a long question.
-_END_CHARACTERS = 1_000
 # "And in 2023?" asks about the past without a verb.
 _FEW_WORDS = 3
 
@@ -355,7 +353,7 @@ def period_asked(question: str, today: date) -> Period | None:
     Period(start=datetime.date(2023, 1, 1), end=datetime.date(2023, 12, 31))
     >>> period_asked("Where do I live?", date(2026, 11, 20))
     """
-    ends = ends_of(question, _END_CHARACTERS)
+    ends = ends_of(question)
     normal = unicodedata.normalize("NFKC", ends.replace("\u2019", "'"))
     is_short = len(normal.split()) <= _FEW_WORDS
     for part in phrases("past", "sentence_end").split(normal):
@@ -373,10 +371,7 @@ def _past_period(sentence: str, today: date, *, is_short: bool) -> Period | None
         *relative_periods(plain, today),
         *_periods_in(sentence, today, asks_past=asks_past or is_short),
     ]
-    period = None
-    if periods:
-        last = max(period.end for period in periods)
-        period = Period(min(periods).start, last)
+    period = _spanned(periods)
     if asks_past:
         period = period or Period(date.min, today)
         return period if period.start <= today else None
@@ -399,6 +394,14 @@ def _asks_past(sentence: str) -> bool:
 
 def _has(section: str, text: str) -> bool:
     return phrases("past", section).search(text) is not None
+
+
+def _spanned(periods: Sequence[Period]) -> Period | None:
+    """Return the period from the first day of all periods to their last day; None without periods."""
+    if periods:
+        last = max(period.end for period in periods)
+        return Period(min(periods).start, last)
+    return None
 
 
 def _periods_in(sentence: str, today: date, *, asks_past: bool) -> Iterator[Period]:

@@ -17,15 +17,12 @@ from typing import Any
 import pytest
 from mcp import Client, ClientSession, StdioServerParameters
 from mcp.client.stdio import stdio_client
-from mcp.client.streamable_http import streamable_http_client
-from mcp.shared._httpx_utils import create_mcp_http_client
 from mcp.types import CallToolResult, TextContent
 
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore
 from llama_index_memory_ext.apps.mcp import memory_server
 from tests.cli.terminal import (
     PATIENCE_SECONDS,
-    Here,
     clean_environment,
     package_command,
 )
@@ -428,64 +425,3 @@ async def test_filters_select_facts_of_a_list(database: Path) -> None:
         newest = await call(session, "list_memories", limit=1)
         assert contents_in(newest) == ["Likes green tea"]
         assert newest.endswith("2 facts in all.")
-
-
-async def test_over_http_a_client_needs_the_token(database: Path) -> None:
-    token = "a token of the test"  # noqa: S105 - of this test alone
-    environment = clean_environment(LLAMA_INDEX_MEMORY_MCP_TOKEN=token)
-    served = package_command(
-        "mcp", "--db", str(database), "--user", "ann", "--http", "0"
-    )
-    pipes: dict[str, Any] = {
-        "stdout": subprocess.PIPE,
-        "text": True,
-        "encoding": "utf-8",
-    }
-    with subprocess.Popen(served, env=environment, **pipes) as process:
-        assert process.stdout is not None
-        address = process.stdout.readline().strip()
-        headers = {"Authorization": f"Bearer {token}"}
-        async with (
-            create_mcp_http_client(headers=headers) as http,
-            streamable_http_client(address, http_client=http) as streams,
-            ClientSession(*streams[:2]) as session,
-        ):
-            await session.initialize()
-            assert (await call(session, "remember", **GREEN_TEA)).startswith(
-                "Remembered: "
-            )
-            assert contents_in(await call(session, "list_memories")) == [
-                "Loves green tea"
-            ]
-        async with create_mcp_http_client() as http:
-            for wrong in (
-                {},
-                {"Authorization": "Bearer another"},
-                {"Authorization": token},
-            ):
-                answer = await http.post(address, json={}, headers=wrong)
-                assert answer.status_code == 401
-                assert "tea" not in answer.text
-            # A web page that has pointed a name of its own to this machine.
-            foreign = await http.post(
-                address, json={}, headers={**headers, "Host": "example.org"}
-            )
-            assert foreign.status_code == 421
-        process.send_signal(signal.SIGINT)
-        assert process.wait(PATIENCE_SECONDS) == 0
-
-
-@pytest.mark.parametrize("token", [None, "short"])
-def test_over_http_nothing_is_served_without_a_good_token(
-    command: Here, database: Path, token: str | None
-) -> None:
-    environment = {} if token is None else {"LLAMA_INDEX_MEMORY_MCP_TOKEN": token}
-    refused = command(
-        "mcp", "--user", "ann", "--db", str(database), "--http", "0", **environment
-    )
-    assert refused.returncode == 2
-    assert (
-        "needs a token of 16 characters or more in LLAMA_INDEX_MEMORY_MCP_TOKEN"
-        in refused.stderr
-    )
-    assert not database.exists()

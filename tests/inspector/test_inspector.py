@@ -685,7 +685,7 @@ async def test_forgetting_a_user_keeps_the_turns_of_others_as_the_form_says(
         await memory.aput_messages([user(f"I am {name}."), assistant("Hello.")])
     query = {"action": "forget-user", "user": "amy", "item": ""}
     form = await form_for(client, **query)
-    assert "In sessions with others, only this user&#39;s turns go." in form
+    assert "In sessions with others, only this user&#39;s turns are deleted." in form
     assert "This cannot be undone." in form
     unknown = await client.get("facts", params={"user": "nobody"})
     assert "Forget this user" not in unknown.text

@@ -224,9 +224,6 @@ def timeline_of(fact: Fact) -> list[tuple[datetime, str]]:
     if fact.quote:
         learned = f"learned: {fact.quote}"
     events = [(fact.created_at, learned)]
-    for past in fact.past_retirements:
-        events.append((past.retired_at, _retirement(past)))
-        events.append((past.restored_at, "restored"))
     if fact.retired_at:
         events.append((fact.retired_at, _retirement(fact)))
     if fact.words_deleted_at:
