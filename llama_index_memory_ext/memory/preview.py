@@ -213,15 +213,11 @@ def _elements(
         memory.facts_block.name: "facts",
     }
     elements = []
-    changes = ""
     opening = "<memory>\n"
     for name, section in contents.items():
-        text = f"{opening}<{name}>\n{section.without_changes.text}</{name}>\n"
+        text = f"{opening}<{name}>\n{section.text}</{name}>\n"
         elements.append((kinds[name], text))
         opening = ""
-        changes += section.changes.text
     kind, text = elements.pop()
     elements.append((kind, f"{text}</memory>\n\n"))
-    if changes:
-        elements.append(("record", changes))
     return elements

@@ -265,11 +265,9 @@ async def _join(
 ) -> _FittedContents:
     shape = memory.memory_blocks_template
     split_contents = contents
-    changes: list[ContentBlock] = []
     tokens_left = -1
     if isinstance(shape, template.MemoryBlocksTemplate):
         split_contents = template.content_of(contents, memory.cache_points, turn)
-        changes = split_contents.pop(template.CHANGES, [])
         tokens_left = room - template.max_tokens(contents, memory.tokenizer_fn)
     parts: list[tuple[str, list[ContentBlock]]] = []
     messages: list[ChatMessage] = []
@@ -281,7 +279,7 @@ async def _join(
             messages += content
         elif content:
             parts.append((name, content))
-    joined = [*template.joined(shape, parts), *changes]
+    joined = template.joined(shape, parts)
     if tokens_left < 0:
         # The bound of our template may be too high, never too low. The exact count is
         # slower.
@@ -355,6 +353,4 @@ def _sources_in(memory: MemoryFields, contents: dict[str, Any]) -> MemorySearchR
     profile = contents.get(PROFILE_NAME, NO_PARTS)
     facts = contents.get(memory.facts_block.name, NO_PARTS)
     record = contents.get(memory.condensed_block.name, NO_PARTS)
-    # A sticky message that tells a change stands in two places.
-    messages = tuple(dict.fromkeys(record.sources))
-    return MemorySearchResult((*profile.sources, *facts.sources), messages)
+    return MemorySearchResult((*profile.sources, *facts.sources), tuple(record.sources))

@@ -32,10 +32,6 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.text.tokens import TokenCounter
 
 
-# The name of what has changed among the contents of memory blocks.
-CHANGES = "what has changed"
-
-
 class MemoryBlocksTemplate(RichPromptTemplate):
     """Joins the blocks' texts as they are.
 
@@ -90,8 +86,6 @@ def content_of(
 ) -> dict[str, Any]:
     """Return the content of each memory block for LlamaIndex, the record as text blocks with cache points.
 
-    What has changed is apart from its record, as ``CHANGES``.
-
     A prompt has at most four cache points; the ``messages`` may have some already. A
     cache point follows the profile, if the points of the record leave two: a request
     may mark its end, too.
@@ -102,11 +96,7 @@ def content_of(
     for name, content in contents.items():
         if not (content and isinstance(content, Section)):
             continue
-        if content.changes:
-            split_contents[CHANGES] = [TextBlock(text=content.changes.text)]
-        split_contents[name] = content_blocks(
-            content.without_changes, cache_points, used_points
-        )
+        split_contents[name] = content_blocks(content, cache_points, used_points)
         points += list(content.cache_marks.values()).count("point")
     has_profile = bool(contents.get(PROFILE_NAME))
     if cache_points and has_profile and points < MOST_CACHE_POINTS - 1:

@@ -508,10 +508,12 @@ def recalled_messages(
     recalled: list[Part] = []
     changes: list[Entry] = []
     for message, entries in messages:
+        if message.row_ids[0] in window.sticky_heat:
+            continue
         sources = (message,)
         if message.is_whole and _is_change(entries[0]):
             changes.append(replace(entries[0], day=message.day, sources=sources))
-        elif message.row_ids[0] not in window.sticky_heat:
+        else:
             text = "".join(entry.text for entry in entries)
             tokens = tokens_of(entries)
             recalled.append(Part("recalled", text, tokens, message.day, sources))
