@@ -339,19 +339,6 @@ async def test_the_path_of_a_file_is_taken(tmp_path: Path) -> None:
     await store.aclose()
 
 
-async def test_a_fact_that_is_longer_than_a_learned_one_is_stored_with_a_warning(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async with opened(user_id="ann", extract_facts=False) as memory:
-        await memory.facts.aadd("x" * 500)
-        assert caplog.text == ""
-        await memory.facts.aadd("Likes tea. " * 73)
-        assert "A fact of 803 characters was added" in caplog.text
-        assert "at most 500" in caplog.text
-        assert "tea" not in caplog.text
-        assert len(await memory.facts.alist()) == 2
-
-
 def test_a_facts_block_without_a_user_that_learns_is_warned_of_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

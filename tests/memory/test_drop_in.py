@@ -239,7 +239,7 @@ def test_no_argument_takes_just_anything(name: str) -> None:
         (
             RelevantFactsBlock,
             {"user_id": ""},
-            r"user_id must be a text, must not be empty, .* around it; saw ''\.",
+            r"user_id must be a text with no blanks .* must not be empty; saw ''\.",
         ),
         (
             CondensedMemoryBlock,
