@@ -76,7 +76,10 @@ SIDES = (
     Side("without facts and recall", "no facts, no recall", "ours", down=26),
     Side("LlamaIndex's Memory, as long when asked", "prompts as long", "theirs"),
     Side(
-        "LlamaIndex's Memory, as long as the record", "as much conversation", "theirs"
+        "LlamaIndex's Memory, as long as the record",
+        "as much conversation",
+        "theirs",
+        right=20,
     ),
 )
 

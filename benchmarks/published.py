@@ -170,27 +170,27 @@ IN_SHORT = """
 LlamaIndex's `Memory` does better in two ways:
 
 - **Cost.** No [prompt cache](prompt-caches.md#figures) serves recalled messages and facts for a question.
-- **Long conversations.** By default, prompts of this package are longer: {per_turn|tokens of a prompt, CondensedMemory, as they come|,.0f} tokens in the mean of 400 turns, against {per_turn|tokens of a prompt, LlamaIndex's Memory, as they come|,.0f}.
+- **Long conversations.** By default, prompts of this package are longer: {per_turn|tokens of a prompt, CondensedMemory, as they come|,.0f} tokens on average over 400 turns, against {per_turn|tokens of a prompt, LlamaIndex's Memory, as they come|,.0f}.
 """
 
 
 def _older_than_the_code(*names: str) -> str:
-    """Return a sentence about results that were measured before the last change of the code; "" if none was."""
+    """Return a sentence about results that were measured before the last change to the code; "" if none was."""
     if not any(changed_since(name) for name in names):
         return ""
-    return "\nThese numbers were measured before the last change of the code.\n"
+    return "\nThese numbers were measured before the last change to the code.\n"
 
 
 READ_FIRST = """
 | | LlamaIndex `Memory` | `CondensedMemory` |
 |---|---|---|
-| right answers to questions about what has left the list of messages (Qwen2.5-Coder-1.5B-Instruct; prompts of {answers|LlamaIndex's Memory, 600 tokens: a prompt|.0f} and {answers|CondensedMemory without facts, 600 tokens: a prompt|.0f} tokens) | {answers|LlamaIndex's Memory, 600 tokens: right answers|of} | **{answers|CondensedMemory without facts, 600 tokens: right answers|of}** without facts, **{answers|CondensedMemory with added facts, 600 tokens: right answers|.0f}** with facts that a program adds; with facts that this model learns, {answers|CondensedMemory that learns, 600 tokens: right answers|of} |
+| right answers to questions about earlier messages, which are no longer in the list (Qwen2.5-Coder-1.5B-Instruct; prompts of {answers|LlamaIndex's Memory, 600 tokens: a prompt|.0f} and {answers|CondensedMemory without facts, 600 tokens: a prompt|.0f} tokens) | {answers|LlamaIndex's Memory, 600 tokens: right answers|of} | **{answers|CondensedMemory without facts, 600 tokens: right answers|of}** without facts, **{answers|CondensedMemory with added facts, 600 tokens: right answers|.0f}** with facts that a program adds; with facts that this model learns, {answers|CondensedMemory that learns, 600 tokens: right answers|of} |
 | share of the needed messages that are in the prompt ({equal_room|questions|.0f} questions of [LoCoMo](https://github.com/snap-research/locomo), in {equal_room|tokens of a prompt with a question, LlamaIndex's Memory, as long when asked|,.0f} and {equal_room|tokens of a prompt with a question, with all defaults|,.0f} tokens) | {equal_room|mean over the questions, LlamaIndex's Memory, as long when asked|.0f} % | **{equal_room|mean over the questions, with all defaults|.0f} %** |
 | a message that has left the prompt | is lost, unless a memory block stores it | can come back when a question is about it |
 | facts are learned | from messages that no longer fit (the "waterfall") | from each turn, when they are needed |
 | a fact is | a line that the model may rewrite | quoted, dated, correctable, deletable |
 | after a restart, with a database, the memory uses | recent messages | all messages and facts |
-| price of a turn, with the calls that learn facts and with prompts of the same length, OpenAI's prompt cache | **1** | WHOLE_PRICE |
+| price of a turn, including the calls that learn facts (prompts of the same length, OpenAI's prompt cache) | **1** | WHOLE_PRICE |
 | time that the memory takes in a turn, with 100 and with 10,000 stored messages | {history_cost|one turn, LlamaIndex's Memory at 100 messages|.0f} and {history_cost|one turn, LlamaIndex's Memory at 10,000 messages|.0f} ms | **{history_cost|one turn, CondensedMemory at 100 messages|.0f} and {history_cost|one turn, CondensedMemory at 10,000 messages|.0f} ms** |
 OLDER
 **When not to use it:**

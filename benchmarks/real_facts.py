@@ -50,7 +50,7 @@ from llama_index_memory_ext.fact import CATEGORIES, Fact
 from llama_index_memory_ext.learning.prompt import extraction_prompt
 from llama_index_memory_ext.learning.rejections import CHECKS, Check
 from llama_index_memory_ext.learning.reply import NewFact, read_facts
-from llama_index_memory_ext.learning.report import ask_for_facts, with_contents
+from llama_index_memory_ext.learning.report import ask_for_facts
 from llama_index_memory_ext.learning.validation import ValidatedReply, validate_reply
 from llama_index_memory_ext.models.ask import usage_of
 from llama_index_memory_ext.text.tokens import TokenCounter
@@ -228,12 +228,11 @@ def score(
         total.answer_tokens += answer.get("answer_tokens", 0)
         total.seconds += answer.get("seconds", 0.0)
         total.gold += len(dialogue.get("store", ()))
+        by_tool = answer.get("by_tool", False)
         try:
-            facts = read_facts(answer["reply"], CATEGORIES)
+            reply = read_facts(answer["reply"], CATEGORIES, by_tool=by_tool)
         except FactReplyError:
             continue
-        by_tool = answer.get("by_tool", False)
-        reply = with_contents(facts, by_tool=by_tool)
         total.parsed += 1
         valid = validate_reply(
             reply,

@@ -154,7 +154,7 @@ def check_id(name: str, value: object) -> None:
         if not isinstance(value, str):
             remedy = f"Pass a text, such as str({name})."
         raise SettingError(
-            f"{name} must be a text, must not be empty, have no lone surrogate, and must have no blanks around it; saw "
+            f"{name} must be a text with no blanks around it and no lone surrogates, and must not be empty; saw "
             f"{describe_value(value, with_text=True)}. {remedy}"
         )
 

@@ -70,7 +70,7 @@ CALLS: list[tuple[Callable[[Any], Any], str, str, str]] = [
     ),
     (
         lambda _: opened(session_id=""),
-        "must be a text, must not be empty",
+        "must be a text with no blanks",
         "saw ''",
         "can be deleted",
     ),
@@ -131,13 +131,13 @@ CALLS: list[tuple[Callable[[Any], Any], str, str, str]] = [
     (
         lambda _: opened(async_database_uri="memory.db"),
         "must be a SQLAlchemy address",
-        "saw a text that is none",
+        "saw another text",
         "Pass a file of SQLite as a Path",
     ),
     (
         lambda _: MemoryStore("memory.db"),
         "must be a SQLAlchemy address",
-        "saw a text that is none",
+        "saw another text",
         "Pass a file of SQLite as a Path",
     ),
     (
@@ -264,7 +264,7 @@ CALLS: list[tuple[Callable[[Any], Any], str, str, str]] = [
         lambda memory: memory.facts.alist(since=FEBRUARY, until=JANUARY),
         "before until",
         "got 2026-02-01",
-        "Exchange",
+        "Swap",
     ),
     (
         lambda memory: memory.abranch("chat"),

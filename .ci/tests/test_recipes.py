@@ -325,11 +325,11 @@ async def test_the_recipe_that_tidies_up_retires_what_the_model_reports_and_no_p
             ("Resides in Rome", "Resides in Rome"),
             ("Tea", "Likes tea"),
         ]
-        superfluous = [
+        redundant = [
             {"retire": number_of.get(old, 98), "keep": number_of.get(new, 99)}
             for old, new in [*pairs, ("No fact", "Nor this")]
         ]
-        return say(json.dumps({"superfluous": superfluous}))
+        return say(json.dumps({"redundant": redundant}))
 
     with serve(report) as server:
         done = run_shell(

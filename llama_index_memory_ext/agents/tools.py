@@ -186,8 +186,8 @@ class MemoryToolSpec(BaseToolSpec):
 
     New facts pass the checks of extracted facts: quote, names and numbers must be in
     the conversation, and the quote in the user's messages. Secrets are refused, and the
-    confidence of a known fact is raised. Two in five keywords must be the user's,
-    because an agent also reads texts of other people.
+    confidence of a known fact is raised. A fact that says more than the user did is
+    refused, because an agent also reads texts of other people.
 
     Forgetting needs words of the user's last five messages, so a web page or a tool's
     result cannot ask for it. The words must be an order to the memory; an order to edit

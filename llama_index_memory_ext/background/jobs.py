@@ -7,7 +7,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple, Protocol, TypeAlias
 from weakref import WeakSet, WeakValueDictionary, finalize
@@ -163,7 +163,7 @@ class Jobs:
         self._event = event
         # A loop is part of the key, because only tasks of that loop can wait for a job.
         self._jobs: dict[tuple[asyncio.AbstractEventLoop, JobKey], _Job] = {}
-        self._failures: dict[JobKey, Failure] = {}
+        self._failures: Recent[JobKey, Failure | None] = Recent(_MOST_FAILURES)
         # The starts that wait for a quiet time. A timer keeps no event loop running.
         self._timers: dict[
             tuple[asyncio.AbstractEventLoop, JobKey], asyncio.TimerHandle
@@ -284,8 +284,7 @@ class Jobs:
     async def _run(self, key: JobKey) -> None:
         job = self._jobs[asyncio.get_running_loop(), key]
         slots = self._slots_of(key)
-        succeeded = False
-        while job.again or not succeeded:
+        while job.again:
             pause = _seconds_until_retry(self._failures.get(key))
             if pause > 0:
                 if job.awaited:
@@ -297,8 +296,7 @@ class Jobs:
                 succeeded = await self._attempt(key, job.work, job.pause_seconds)
             if not succeeded:
                 running_jobs.pop(job.task, None)
-            if job.awaited and not succeeded:
-                return
+                job.again = not job.awaited
 
     async def _attempt(
         self, key: JobKey, work: Work, first_pause: float | None
@@ -313,7 +311,9 @@ class Jobs:
                 self._note_failure(key, failure, first_pause)
                 return False
             owners_not_waited_for.put(key.owner, value=False)
-            self._failures.pop(key, None)
+            # Successes alone would take the room of failures.
+            if key in self._failures:
+                self._failures.put(key, None)
             return True
 
     def _note_failure(
@@ -321,30 +321,30 @@ class Jobs:
     ) -> None:
         """Remember, log and announce a failure."""
         error = failure.error
-        earlier = self._failures.pop(key, None)
-        failures = earlier.failures if earlier else 0
-        retry_at = earlier.retry_at if earlier else None
-        at = datetime.now(timezone.utc)
         name = type(error).__name__
+        earlier = self._failures.get(key)
+        noted = Failure(1, name, datetime.now(timezone.utc))
+        if earlier is not None:
+            noted = replace(
+                noted, failures=earlier.failures + 1, retry_at=earlier.retry_at
+            )
         pause = None
         outcome = "the next start of this session's memory tries again"
         if first_pause is not None:
-            pause = BackOff(first_pause, failures).failed()
-            retry_at = at + timedelta(seconds=pause)
+            pause = BackOff(first_pause, noted.failures - 1).failed()
+            noted = replace(noted, retry_at=noted.at + timedelta(seconds=pause))
             outcome = f"trying again in {pause:g} s"
+        self._failures.put(key, noted)
         # The log says once, and not after each pause, that there is no model. That a
         # program ends is no failure.
         is_known = earlier and earlier.error == name == NoModelError.__name__
         if not (is_known or _is_of_ending(error)):
             log_failure(self._failed, key.session_id, error, outcome)
-        self._failures[key] = Failure(failures + 1, name, at, retry_at)
-        if len(self._failures) > _MOST_FAILURES:
-            del self._failures[next(iter(self._failures))]
         if self._event is not None:
             event = self._event(
                 session_id=key.session_id,
                 error=name,
-                failures=failures + 1,
+                failures=noted.failures,
                 retry_seconds=pause,
                 prompt_tokens=failure.prompt_tokens,
                 completion_tokens=failure.completion_tokens,

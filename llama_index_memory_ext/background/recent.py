@@ -34,11 +34,6 @@ class Recent(Generic[K, V]):
             while len(self._entries) > self.size:
                 self._entries.popitem(last=False)
 
-    def values(self) -> list[V]:
-        """Return all values, the least recently used first."""
-        with self._lock:
-            return list(self._entries.values())
-
     def __contains__(self, key: K) -> bool:
         return key in self._entries
 

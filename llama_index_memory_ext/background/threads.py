@@ -42,11 +42,8 @@ _guard = thread_lock()
 class Forkable(Protocol):
     """A database, as a fork of the process sees it."""
 
-    def is_used_by_thread(self) -> bool:
-        """Return whether the fork waits for a thread that works on this database."""
-
-    def close_before_fork(self) -> None:
-        """Close the connections that a child must not inherit."""
+    def close_before_fork(self) -> bool:
+        """Close the connections that a child must not inherit; False as long as a thread uses them."""
 
     def begin_in_child(self) -> object:
         """Begin anew in the child, and return an object of the parent that must not be collected."""
@@ -63,7 +60,6 @@ class Job:
     ``locks``: of the jobs that share a lock, one runs at a time.
     ``answer``: a future of the caller's loop.
     ``writes``: before the work, whether it may write; after it, whether it has stored.
-    ``in_transaction``: whether a write runs in a transaction.
     ``context``: the context variables of the caller.
     """
 
@@ -74,7 +70,6 @@ class Job:
     locks: set[Any]
     answer: asyncio.Future[Any]
     writes: bool
-    in_transaction: bool
     context: Context = field(default_factory=copy_context)
 
     def run(self) -> None:
@@ -235,12 +230,10 @@ def _prepare_fork() -> None:
         Threads.forks_under_way += 1
     end = time.monotonic() + FORK_SECONDS
     databases = _all_databases()
-    while time.monotonic() < end and any(
-        database.is_used_by_thread() for database in databases
-    ):
-        time.sleep(LOOK_SECONDS)
-    for database in _all_databases():
-        database.close_before_fork()
+    while databases and time.monotonic() < end:
+        databases = [base for base in databases if not base.close_before_fork()]
+        if databases:
+            time.sleep(LOOK_SECONDS)
 
 
 def _go_on_in_parent() -> None:

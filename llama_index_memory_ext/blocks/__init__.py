@@ -6,10 +6,9 @@ import asyncio
 import logging
 from abc import abstractmethod
 from collections.abc import Sequence
-from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
 
-from llama_index.core.base.llms.types import ChatMessage, MessageRole
+from llama_index.core.base.llms.types import ChatMessage  # noqa: TC002 - pydantic reads it
 from llama_index.core.bridge.pydantic import (
     BeforeValidator,
     ConfigDict,
@@ -20,11 +19,13 @@ from llama_index.core.llms.llm import LLM
 from llama_index.core.memory import BaseMemoryBlock
 
 from llama_index_memory_ext.background.jobs import Failure, JobKey, Jobs
+from llama_index_memory_ext.background.recent import Recent
 from llama_index_memory_ext.errors import NoModelError
 from llama_index_memory_ext.models.ask import llm_of_settings, without_history
 from llama_index_memory_ext.settings import TimeZone, build_checked, checked_zone
 from llama_index_memory_ext.store import MemoryStore
 from llama_index_memory_ext.text.messages import now_in
+from llama_index_memory_ext.text.parts import NO_PARTS, Section
 from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
 from llama_index_memory_ext.words.tokens import checked_languages
 
@@ -39,8 +40,6 @@ logger = logging.getLogger(__name__)
 DEFAULT_SESSION_ID = "default"
 # Most seconds that closing waits for the work of sessions other than the memory's.
 CLOSE_SECONDS = 30.0
-# A block without messages after three questions is in a Memory that does not flush.
-_MOST_UNGIVEN_TURNS = 3
 _MOST_SEEN = 1_000
 
 # A field that also takes a plain function from a text to its tokens.
@@ -97,6 +96,8 @@ class LogBlock(BaseMemoryBlock[str]):
     _store: MemoryStore = PrivateAttr()
     # The last sessions that were used and not flushed since.
     _seen: dict[str, None] = PrivateAttr(default_factory=dict)
+    # The last contents by their text, which LlamaIndex's Memory gives back to be cut.
+    _contents: Recent[str, Section] = PrivateAttr(default_factory=Recent)
 
     if not TYPE_CHECKING:  # With this method, a type checker would not know the fields.
 
@@ -172,6 +173,24 @@ class LogBlock(BaseMemoryBlock[str]):
     async def _aput(self, messages: list[ChatMessage]) -> None:
         await self.aput(messages)
 
+    async def atruncate(self, content: Any, tokens_to_truncate: int) -> str | None:
+        """Return a content as text, shorter by at least this number of tokens; None if nothing is left.
+
+        The least important parts go first: recalled messages, then the oldest messages,
+        or the last facts. Content that is none of the last of this block goes as a
+        whole.
+        """
+        content = self._contents.get(str(content)) or NO_PARTS
+        shorter = await asyncio.to_thread(
+            content.without, tokens_to_truncate, self.tokenizer_fn
+        )
+        return self._text_of(shorter) or None
+
+    def _text_of(self, content: Section) -> str:
+        """Return the text of a content, and remember its parts for ``atruncate``."""
+        self._contents.put(content.text, content)
+        return content.text
+
     @abstractmethod
     async def anotice(self, session_id: str) -> None:
         """Start the background work for new messages in the log of a session."""
@@ -187,11 +206,7 @@ class LogBlock(BaseMemoryBlock[str]):
         sessions = list(self._seen) if session_id is None else [session_id]
         for session in sessions:
             self._seen.pop(session, None)
-            is_private = self.store is None and not self._store.database.is_gone
-            if is_private and not await self._store.readers.has_session(session):
-                _advise_on_settings(self.name)
-            else:
-                await self._flush(session)
+            await self._flush(session)
 
     @abstractmethod
     async def _flush(self, session_id: str) -> None:
@@ -205,14 +220,6 @@ class LogBlock(BaseMemoryBlock[str]):
         if len(self._seen) > _MOST_SEEN:
             del self._seen[next(iter(self._seen))]
         return session_id
-
-    def _advise(self, messages: Sequence[ChatMessage]) -> None:
-        """Log advice on settings once in a process, if a Memory has passed on none of these turns."""
-        questions = [
-            message for message in messages if message.role == MessageRole.USER
-        ]
-        if len(questions) >= _MOST_UNGIVEN_TURNS:
-            _advise_on_settings(self.name)
 
     @classmethod
     @abstractmethod
@@ -277,13 +284,3 @@ class LogBlock(BaseMemoryBlock[str]):
         """Close a private store without flushing."""
         if self.store is None:
             await self._store.aclose()
-
-
-@cache
-def _advise_on_settings(name: str) -> None:
-    logger.warning(
-        "Block %r was given no turn yet: this Memory keeps its turns in short-term memory. By default LlamaIndex "
-        "passes turns on after 28,000 of 40,000 tokens. Make the memory with Memory.from_defaults(..., "
-        'chat_history_token_ratio=0.0001, insert_method="user"), which passes on each turn when it is over.',
-        name,
-    )

@@ -79,8 +79,6 @@ if TYPE_CHECKING:
 
 _PROFILE_LIMIT = 1_000
 _WEIGHTS = Weights(recency=RECENCY_WEIGHT)
-# Ranking more facts takes longer than calling a thread.
-_MOST_IN_EVENT_LOOP = 300
 # Tokens of unread messages in a prompt.
 _UNREAD_IN_PROMPT = 500
 
@@ -115,10 +113,15 @@ class FactsForPrompt(NamedTuple):
 
 
 class _LastPrompt(NamedTuple):
-    """The question of the last prompt of a session, and its record if there was one."""
+    """The question of the last prompt of a session, its record if there was one, and its facts.
+
+    ``key``: the facts, settings and texts for which the facts were chosen.
+    """
 
     question: Question = Question("", [])
     record: RecordInPrompt | None = None
+    key: tuple[object, ...] = ()
+    facts: FactsForPrompt = FactsForPrompt()
 
 
 class RelevantFactsBlock(LearningBlock):
@@ -174,9 +177,6 @@ class RelevantFactsBlock(LearningBlock):
         repr=False,
         description="Makes an empty FactRanker, which compares facts.",
     )
-    _texts: Recent[tuple[object, ...], FactsForPrompt] = PrivateAttr(
-        default_factory=Recent
-    )
     _prompts: Recent[str, _LastPrompt] = PrivateAttr(default_factory=Recent)
     _last_session: str = PrivateAttr(default=DEFAULT_SESSION_ID)
 
@@ -201,15 +201,11 @@ class RelevantFactsBlock(LearningBlock):
         messages: list[ChatMessage] | None = None,
         *,
         session_id: str | None = None,
-        snapshot: Snapshot | None = None,
         **block_kwargs: Any,
     ) -> str:
-        """Return the facts as text, an element and a newline for each; "" without facts.
-
-        A memory on the same store gives its ``snapshot`` of the session.
-        """
-        facts = await self.aselect(messages or [], session_id, snapshot)
-        return facts.question.text
+        """Return the facts as text, an element and a newline for each; "" without facts."""
+        facts = await self.aselect(messages or [], session_id)
+        return self._text_of(facts.question)
 
     async def aselect(
         self,
@@ -221,80 +217,131 @@ class RelevantFactsBlock(LearningBlock):
     ) -> FactsForPrompt:
         """Return the facts for a prompt; without a ``record`` the profile is empty.
 
-        ``unread``: the messages of ``wait_for_others``, which are shown because
-        their facts are not extracted yet.
+        A memory on the same store gives its ``snapshot`` of the session, and the
+        ``unread`` messages of ``wait_for_others``, which are shown because their facts
+        are not extracted yet.
         """
+        started = perf_counter()
         session_id = self._see(session_id)
+        await self.tokenizer_fn.load()
         if snapshot is None:
             questions = [m.content for m in messages if m.role == MessageRole.USER]
             await self.aopen(session_id, questions[-1] if questions else None)
             unread = await self.wait_for_others(session_id)
-        return await self._select(messages, session_id, snapshot, record, unread)
-
-    async def _select(
-        self,
-        messages: Sequence[ChatMessage],
-        session_id: str,
-        snapshot: Snapshot | None,
-        record: RecordInPrompt | None,
-        unread: Sequence[LogRow],
-    ) -> FactsForPrompt:
-        await self.tokenizer_fn.load()
-        started = perf_counter()
         log_end = await read_log_end(
             self._store, session_id, self.namespace_of(session_id), snapshot
         )
-        if snapshot is None and not log_end.lines:
-            self._advise(messages)
         user_facts = await self._read_facts(session_id, log_end.changes)
-        # Another memory of the user may read newer facts meanwhile.
-        version = user_facts.version
         turns = turns_of(log_end.lines)[-self.context_turns :]
-        last_question = question_in(messages, turns, self.context_turns)
-        self._prompts.put(session_id, _LastPrompt(last_question, record))
-        question, context = last_question
-        showable = await user_facts.showable_for(question)
+        question = question_in(messages, turns, self.context_turns)
         self._start_if_left(session_id)
         self._last_session = session_id
-        surroundings = await self._surroundings(user_facts, showable, question, record)
-        unread_text = await self._show_unread(unread, question, surroundings.limit)
-        if not (user_facts.active or showable.facts):
-            return FactsForPrompt(question=unread_text)
-        limit = surroundings.limit - unread_text.tokens
-        surroundings = surroundings._replace(limit=limit)
+        facts = await self._choose(session_id, user_facts, question, record, unread)
+        self._announce(session_id, user_facts, facts, perf_counter() - started)
+        return facts
+
+    async def _choose(
+        self,
+        session_id: str,
+        user_facts: UserFacts,
+        question: Question,
+        record: RecordInPrompt | None,
+        unread: Sequence[LogRow],
+    ) -> FactsForPrompt:
+        """Return the facts for a question, and the unread messages behind them."""
+        # Another memory of the user may read newer facts meanwhile.
+        version = user_facts.version
+        showable = await user_facts.showable_for(question.text)
+        surroundings = await self._surroundings(
+            user_facts, showable, question.text, record
+        )
+        unread_text = await self._show_unread(unread, question.text, surroundings.limit)
+        surroundings = surroundings._replace(
+            limit=surroundings.limit - unread_text.tokens
+        )
+        # All settings and texts that choose among the same facts: the program may set
+        # fields of the block at any time.
         key = (
-            *version,
+            version,
             user_facts.namespace,
-            *self._cache_key(showable, surroundings, question, context),
+            self._facts_key,
+            self.min_similarity,
+            showable.period,
+            surroundings._replace(profile=()),
+            tuple(fact.id for fact in surroundings.profile),
+            question.text,
+            *question.context,
         )
-        facts = self._texts.get(key) or await self._choose_anew(
-            key, showable, question, context, surroundings
-        )
-        entries = [*facts.profile.sources, *facts.question.sources]
-        similarities = {entry.fact.id: entry.similarity for entry in entries}
-        reader = self.profile_reader_of(session_id)
-        user_facts.heat_up(reader, session_id, similarities)
-        profile_ids = _fact_ids(facts.profile)
-        fact_ids = profile_ids + _fact_ids(facts.question)
-        if fact_ids and has_listeners():
-            send(
-                FactsInjectedEvent(
-                    session_id=session_id,
-                    user_id=display_name(user_facts.namespace),
-                    agent_id=self.view.own,
-                    fact_ids=fact_ids,
-                    profile_fact_ids=profile_ids,
-                    known=len(showable.facts),
-                    tokens=facts.profile.tokens + facts.question.tokens,
-                    profile_tokens=facts.profile.tokens,
-                    token_limit=self.token_limit,
-                    seconds=perf_counter() - started,
-                )
+        last = self._last_prompt(session_id)
+        facts = last.facts
+        if last.key != key:
+            queries = [question.text, *question.context]
+            # Vectors that are missing now may be there for the next call.
+            if not await showable.prepare(queries):
+                key = ()
+            facts = await asyncio.to_thread(
+                self._fill, showable, question, surroundings
             )
+        self._prompts.put(session_id, _LastPrompt(question, record, key, facts))
         if not unread_text:
             return facts
         parts = [*facts.question.parts, *unread_text.parts]
         return facts._replace(question=counted_section(parts, self.tokenizer_fn))
+
+    def _fill(
+        self, showable: ShowableFacts, question: Question, surroundings: Surroundings
+    ) -> FactsForPrompt:
+        """Return the lines of the profile, and of the best facts that fit beside it."""
+        ranking = self._rank(showable, question, surroundings)
+        best = ranking.fit(surroundings.limit)
+        entries = [entry._replace(place=FOR_QUESTION) for entry in best]
+        return FactsForPrompt(
+            self._section_of(ranking.profile(), showable.lines, self.profile_limit),
+            self._section_of(entries, showable.lines, surroundings.limit),
+        )
+
+    def _section_of(
+        self,
+        entries: Sequence[RankedFact],
+        line_of: Mapping[str, Part],
+        limit: int,
+    ) -> Section:
+        """Return the lines of facts within the limit, with the facts that they show."""
+        lines = [replace(line_of[entry.fact.id], sources=(entry,)) for entry in entries]
+        section = counted_section(lines, self.tokenizer_fn)
+        # By some tokenizers a text has more tokens than its lines.
+        if section.tokens > limit:
+            return section.without(section.tokens - limit, self.tokenizer_fn)
+        return section
+
+    def _announce(
+        self,
+        session_id: str,
+        user_facts: UserFacts,
+        facts: FactsForPrompt,
+        seconds: float,
+    ) -> None:
+        """Let the facts of a prompt count for the next profile, and send an event about them."""
+        entries: list[RankedFact] = [*facts.profile.sources, *facts.question.sources]
+        similarities = {entry.fact.id: entry.similarity for entry in entries}
+        reader = self.profile_reader_of(session_id)
+        user_facts.heat_up(reader, session_id, similarities)
+        if not (entries and has_listeners()):
+            return
+        send(
+            FactsInjectedEvent(
+                session_id=session_id,
+                user_id=display_name(user_facts.namespace),
+                agent_id=self.view.own,
+                fact_ids=list(similarities),
+                profile_fact_ids=[entry.fact.id for entry in facts.profile.sources],
+                known=len(user_facts.present.facts),
+                tokens=facts.profile.tokens + facts.question.tokens,
+                profile_tokens=facts.profile.tokens,
+                token_limit=self.token_limit,
+                seconds=seconds,
+            )
+        )
 
     async def _show_unread(
         self, rows: Sequence[LogRow], question: str, limit: int
@@ -352,90 +399,6 @@ class RelevantFactsBlock(LearningBlock):
             remaining,
         )
 
-    def _cache_key(
-        self,
-        showable: ShowableFacts,
-        surroundings: Surroundings,
-        question: str,
-        context: Sequence[str],
-    ) -> tuple[object, ...]:
-        """Return a key of all settings and texts that choose among the same facts.
-
-        The program may set fields of the block at any time.
-        """
-        return (
-            self.view,
-            self.min_similarity,
-            tuple(self.languages or ()),
-            self.token_limit,
-            showable.period,
-            surroundings._replace(profile=()),
-            tuple(fact.id for fact in surroundings.profile),
-            question,
-            *context,
-        )
-
-    async def _choose_anew(
-        self,
-        key: tuple[object, ...],
-        showable: ShowableFacts,
-        question: str,
-        context: Sequence[str],
-        surroundings: Surroundings,
-    ) -> FactsForPrompt:
-        """Choose facts, and keep the choice under the key, unless vectors are missing now."""
-        is_prepared = await showable.prepare([question, *context])
-        facts = await self._choose(showable, question, context, surroundings)
-        if is_prepared:
-            self._texts.put(key, facts)
-        return facts
-
-    async def _choose(
-        self,
-        showable: ShowableFacts,
-        question: str,
-        context: Sequence[str],
-        surroundings: Surroundings,
-    ) -> FactsForPrompt:
-        """Return the lines of the profile, and of the best facts that fit beside it."""
-
-        def choose() -> FactsForPrompt:
-            ranking = self._rank(showable, question, context, surroundings)
-            best = ranking.fit(surroundings.limit)
-            entries = [entry._replace(place=FOR_QUESTION) for entry in best]
-            return FactsForPrompt(
-                self._text_of(ranking.profile(), showable.lines, self.profile_limit),
-                self._text_of(entries, showable.lines, surroundings.limit),
-            )
-
-        if len(showable.facts) > _MOST_IN_EVENT_LOOP:
-            return await asyncio.to_thread(choose)
-        return choose()
-
-    def _text_of(
-        self,
-        entries: Sequence[RankedFact],
-        line_of: Mapping[str, Part],
-        limit: int,
-    ) -> Section:
-        """Return the lines of facts within the limit, with the facts that they show."""
-        lines = [replace(line_of[entry.fact.id], sources=(entry,)) for entry in entries]
-        section = counted_section(lines, self.tokenizer_fn)
-        # By some tokenizers a text has more tokens than its lines.
-        if section.tokens > limit:
-            return section.without(section.tokens - limit, self.tokenizer_fn)
-        return section
-
-    async def atruncate(self, content: Any, tokens_to_truncate: int) -> str | None:
-        """Return the facts without the lowest-ranked ones, shorter by at least these tokens; None for no facts."""
-        if not isinstance(content, str):
-            return None
-        lines = content.splitlines(keepends=True)
-        removed = 0
-        while lines and removed < tokens_to_truncate:
-            removed += self.tokenizer_fn.count(lines.pop())
-        return "".join(lines) or None
-
     def book(self, session_id: str = DEFAULT_SESSION_ID) -> FactBook:
         """Return the facts of a session's user, to read and to change."""
         return FactBook(
@@ -459,7 +422,7 @@ class RelevantFactsBlock(LearningBlock):
         before the question do not count.
         """
         await self.alearn(session_id)
-        ranking = await self._ranked(question, session_id)
+        ranking = await self._ranked(Question(question, []), session_id)
         return await asyncio.to_thread(ranking.similar)
 
     async def aexplain(
@@ -481,7 +444,8 @@ class RelevantFactsBlock(LearningBlock):
         session_id = session_id or self._last_session
         await self.alearn(session_id)
         record = self._last_prompt(session_id).record
-        ranking = await self._ranked(question, session_id, context, record)
+        asked = Question(question, list(context))
+        ranking = await self._ranked(asked, session_id, record)
         return await asyncio.to_thread(explain, ranking, most)
 
     @property
@@ -577,29 +541,29 @@ class RelevantFactsBlock(LearningBlock):
 
     async def _ranked(
         self,
-        question: str,
+        question: Question,
         session_id: str,
-        context: Sequence[str] = (),
         record: RecordInPrompt | None = None,
     ) -> Ranking:
         user_facts = await self._read_facts(session_id)
-        showable = await user_facts.showable_for(question)
-        surroundings = await self._surroundings(user_facts, showable, question, record)
-        await showable.prepare([question, *context])
-        # Ranking many facts takes long enough to block the event loop.
-        return await asyncio.to_thread(
-            self._rank, showable, question, context, surroundings
+        showable = await user_facts.showable_for(question.text)
+        surroundings = await self._surroundings(
+            user_facts, showable, question.text, record
         )
+        await showable.prepare([question.text, *question.context])
+        # Ranking many facts takes long enough to block the event loop.
+        return await asyncio.to_thread(self._rank, showable, question, surroundings)
 
     def _rank(
-        self,
-        showable: ShowableFacts,
-        question: str,
-        context: Sequence[str],
-        surroundings: Surroundings,
+        self, showable: ShowableFacts, question: Question, surroundings: Surroundings
     ) -> Ranking:
-        languages = checked_languages(self.languages)
-        ranking = showable.score(question, context, _WEIGHTS, languages, surroundings)
+        ranking = showable.score(
+            question.text,
+            question.context,
+            _WEIGHTS,
+            checked_languages(self.languages),
+            surroundings,
+        )
         return ranking._replace(min_similarity=self.min_similarity)
 
     @property
@@ -633,7 +597,3 @@ def _make_ranker(
     embedding_ranker = EmbeddingRanker(model, lexical=ranker, keeper=keeper)
     store.jobs.watch(embedding_ranker)
     return embedding_ranker
-
-
-def _fact_ids(facts: Section) -> list[str]:
-    return [entry.fact.id for entry in facts.sources]

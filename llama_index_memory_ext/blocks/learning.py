@@ -193,14 +193,9 @@ class LearningBlock(LogBlock):
         return ()
 
     @property
-    def can_extract(self) -> bool:
-        """Whether there is a model to extract facts."""
-        return self.extract_facts and self.known_llm() is not None
-
-    @property
     def is_when_needed(self) -> bool:
         """Whether facts are extracted when they are needed."""
-        return self.can_extract and self.extract_every_turns is None
+        return self._extracts() and self.extract_every_turns is None
 
     async def aopen(self, session_id: str, question: str | None = None) -> None:
         """Extract facts from unread messages of the user's other sessions.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import suppress
 from functools import partial
 from time import perf_counter
@@ -21,7 +20,6 @@ from llama_index.core.bridge.pydantic import (
 )
 from typing_extensions import TypedDict
 
-from llama_index_memory_ext.background.recent import Recent
 from llama_index_memory_ext.blocks import DEFAULT_SESSION_ID, LogBlock
 from llama_index_memory_ext.errors import LimitError, StoreError
 from llama_index_memory_ext.events import (
@@ -216,8 +214,6 @@ class CondensedMemoryBlock(LogBlock):
     )
     _configured: _ConfiguredSearch | None = PrivateAttr(default=None)
     _usage: dict[str, Usage] = PrivateAttr(default_factory=dict)
-    # The last records by their contents, which LlamaIndex's Memory gives back to be cut.
-    _records: Recent[str, Section] = PrivateAttr(default_factory=Recent)
 
     @field_validator("sticky_token_limit")
     @classmethod
@@ -244,9 +240,7 @@ class CondensedMemoryBlock(LogBlock):
         **block_kwargs: Any,
     ) -> str:
         """Return the record as text; "" for a session without messages."""
-        record = await self.arecord(messages or [], session_id)
-        self._records.put(record.text, record)
-        return record.text
+        return self._text_of(await self.arecord(messages or [], session_id))
 
     async def arecord(
         self,
@@ -267,27 +261,12 @@ class CondensedMemoryBlock(LogBlock):
         recalled = RecalledMessages()
         if window.has_left:
             recalled = await search.recall(session_id, messages, window, snapshot)
-        if snapshot is None and not self.last_seen(session_id):
-            self._advise(messages)
         if not search.reader.has_room(window):
             return NO_PARTS
         self._announce_recall(session_id, recalled, perf_counter() - started)
         return search.reader.render(
             session_id, window, recalled.section, recalled.matches
         )
-
-    async def atruncate(self, content: Any, tokens_to_truncate: int) -> str | None:
-        """Return the record as text, shorter by at least this number of tokens; None if nothing is left.
-
-        The recalled messages go first, then the oldest messages. Content that is none of
-        the last records of this block goes as a whole.
-        """
-        record = self._records.get(str(content)) or NO_PARTS
-        shorter = await asyncio.to_thread(
-            record.without, tokens_to_truncate, self.tokenizer_fn
-        )
-        self._records.put(shorter.text, shorter)
-        return shorter.text or None
 
     async def anotice(self, session_id: str) -> None:
         """Summarise and embed in the background; raise a StoreError if the given store has no such session."""

@@ -70,7 +70,8 @@ def says_more(statement: str, words: str, names: str, said_on: date) -> bool:
     True
     """
     code = language_of(words) or "en"
-    if unsaid_dates(statement, words, said_on, code):
+    is_translated = script_of(statement) != script_of(words)
+    if is_translated or unsaid_dates(statement, words, said_on, code):
         return True
     plain = without_dates(statement, code)
     return (

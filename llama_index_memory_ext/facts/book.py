@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from datetime import datetime, timedelta, tzinfo
 from itertools import islice
 from operator import attrgetter
@@ -14,7 +13,6 @@ from llama_index_memory_ext.agent_view import AgentView, Scope, view_of
 from llama_index_memory_ext.background.loop import in_sync
 from llama_index_memory_ext.errors import FactError
 from llama_index_memory_ext.fact import (
-    MAX_FACT,
     Fact,
     RetiredBy,
     approve,
@@ -24,7 +22,7 @@ from llama_index_memory_ext.fact import (
     retire,
     utc_now,
 )
-from llama_index_memory_ext.facts.filters import FactFilter, moment_for
+from llama_index_memory_ext.facts.filters import FactFilter
 from llama_index_memory_ext.facts.history import history_of
 from llama_index_memory_ext.facts.ranking import RankedFact, rank
 from llama_index_memory_ext.settings import build_checked, unpacked
@@ -38,15 +36,9 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.store import MemoryStore
     from llama_index_memory_ext.store.facts import Facts
 
-logger = logging.getLogger(__name__)
-
 _LONGEST_TTL = timedelta(days=365_000)
 _SCHEMA = "llama_index_memory_ext.fact"
 _SCHEMA_VERSION = 1
-
-
-def _do_nothing() -> None:
-    """Do nothing at a change of facts."""
 
 
 class FactBook:
@@ -86,8 +78,6 @@ class FactBook:
         self._time_zone = time_zone
         self._search = search or self._by_words
         self.namespace = namespace
-        # Called before each change.
-        self.on_change: Callable[[], None] = _do_nothing
         self._view = view_of(agent_id, scope)
         self.categories = None if categories is None else tuple(categories)
 
@@ -102,8 +92,8 @@ class FactBook:
             wanted: Each of the following, by name.
 
         Raises:
-            FactError: No fact can match: an unknown category, another agent, an
-                unknown id, or ``since`` after ``until``. Or a datetime has no time zone.
+            FactError: No fact can match: an unknown category, another agent, or an
+                unknown id. Or a datetime has no time zone.
         """
         selection = await self._filter(wanted)
         facts = await self._all()
@@ -167,8 +157,7 @@ class FactBook:
         """Store a new fact, or a text with the fields of ``Fact``; return the stored fact.
 
         The fact is the agent's own if the book's agent keeps facts to itself;
-        ``agent_id=None`` shares it with all agents of the user. Above 500 characters, a
-        warning is logged.
+        ``agent_id=None`` shares it with all agents of the user.
 
         Args:
             fact: The fact, or its content in one sentence.
@@ -203,7 +192,6 @@ class FactBook:
             if not at.utcoffset():
                 # A time in UTC does not tell the user's day yet.
                 update[name] = in_zone(at, self._time_zone)
-        _warn_of_length(len(new.content))
         stored = new.model_copy(update=update)
         await self._writer.write(self.namespace, [stored], view=self._view)
         return stored
@@ -253,8 +241,7 @@ class FactBook:
     async def arestore(self, fact_id: str) -> Fact:
         """Let a fact that was retired, has ended or has expired hold again.
 
-        ``past_retirements`` keeps the retirement. The fact that had replaced it holds
-        as well, until it is retired.
+        The fact that had replaced it holds as well, until it is retired.
 
         Raises:
             FactError: No fact has this id.
@@ -300,8 +287,8 @@ class FactBook:
     async def ahistory(self, fact_id: str) -> list[Fact]:
         """Return a fact with the facts before and after it in a chain of replacements, oldest first.
 
-        Replacements that ``arestore`` has undone, and expired facts, are included.
-        Deleted facts are not.
+        Expired facts are included. Deleted facts are not, nor replacements that
+        ``arestore`` has undone.
 
         Raises:
             FactError: No fact has this id.
@@ -349,14 +336,9 @@ class FactBook:
         await self._writer.import_facts(self.namespace, facts, self._view)
         return len(facts)
 
-    def __getstate__(self) -> dict[str, Any]:
-        # ``on_change`` is a method of a memory, and a copy belongs to no memory.
-        return {**self.__dict__, "on_change": _do_nothing}
-
     @property
     def _writer(self) -> Facts:
         """The facts of the store, to change them."""
-        self.on_change()
         return self._store.facts
 
     def _now(self) -> datetime:
@@ -374,7 +356,7 @@ class FactBook:
         until = selection.until
         if since and until and moment_for(since, until) > moment_for(until, since):
             raise FactError(
-                f"Expected since to be before until; got {since} and {until}. Exchange them."
+                f"Expected since to be before until; got {since} and {until}. Swap them."
             )
         if selection.agent_id is not None:
             self._view.check(selection.agent_id)
@@ -397,12 +379,10 @@ class FactBook:
             now = self._now()
             _check_pending(fact_ids, stored, now)
             facts = dict(stored)
-            changed = {}
             for fact_id in fact_ids:
                 for fact in decided(facts[fact_id], facts, now):
                     facts[fact.id] = fact
-                    changed[fact.id] = fact
-            return [*changed.values()]
+            return [fact for fact in facts.values() if fact is not stored[fact.id]]
 
         facts = await self._writer.change(self.namespace, change, view=self._view)
         by_id = {fact.id: fact for fact in facts}
@@ -472,16 +452,6 @@ class FactBook:
     import_ = in_sync(aimport)
 
 
-def _warn_of_length(characters: int) -> None:
-    if characters > MAX_FACT:
-        logger.warning(
-            "A fact of %d characters was added; a learned one has at most %d, because a long fact takes the place of "
-            "others in the prompt. Write one sentence, or leave the text in a message.",
-            characters,
-            MAX_FACT,
-        )
-
-
 def _check_ids(fact_ids: Sequence[object]) -> None:
     for fact_id in fact_ids:
         if not isinstance(fact_id, str):
@@ -527,7 +497,7 @@ def _parse(lines: str, view: AgentView) -> list[Fact]:
                 facts.append(Fact.model_validate(values))
         except ValueError as error:
             raise FactError(
-                f"Line {number} is no fact ({type(error).__name__}); expected JSON Lines as aexport writes them. "
+                f"Line {number} is not a fact ({type(error).__name__}); expected JSON Lines as aexport writes them. "
                 "Import a copy of `export --user` without --user. "
                 "Convert an export of mem0, LangGraph or Zep first, by a script of the "
                 'guide "Migrate from another memory" (docs/recipes). Nothing was imported.'

@@ -19,8 +19,6 @@ _MOST_QUESTION_WEIGHT = 2
 # The weights of a word that no fact has, and of a related word.
 _UNKNOWN_WEIGHT = 0.5
 _RELATED_WEIGHT = 0.8
-# Questions of at most eight words have related words.
-_SHORT_QUESTION = 8
 
 
 def question_shares(
@@ -71,9 +69,9 @@ def _related_texts(
 ) -> dict[str, list[str]]:
     """Return the keys of texts with a related word, for each word that no text has.
 
-    {} for a long question, and for a question in another language than English.
+    {} for a question in another language than English.
     """
-    if len(words) > _SHORT_QUESTION or codes[:1] not in ((), ("en",)):
+    if codes[:1] not in ((), ("en",)):
         return {}
     words_of_all = frozenset(chain.from_iterable(words_of_texts.values()))
     keys_of_words = {}

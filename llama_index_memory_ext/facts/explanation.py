@@ -153,7 +153,7 @@ def explain(ranking: Ranking, most: int | None = None) -> Explanation:
     reasons = dict.fromkeys(
         ranking.surroundings.stated, "left out: its message is in the record"
     )
-    for entry in ranking.concerning(ranked):
+    for entry in ranking.concerning():
         reasons[entry.fact.id] = "left out: no room"
     places = {fact.id: IN_PROFILE for fact in ranking.surroundings.profile}
     for entry in ranking.fit(limit):

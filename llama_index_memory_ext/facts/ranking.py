@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections import defaultdict
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
@@ -275,8 +274,6 @@ class ShowableFacts:
         self.past_ids = past_ids
         self._suppress_failures = suppress_failures
         self.ids = tuple(fact.id for fact in self.facts)
-        self.places = dict(zip(self.ids, range(len(self.ids)), strict=True))
-        self._stated = _stated_facts(self.facts)
         self.first = [i for i, fact in enumerate(self.facts) if why_first(fact)]
         self.confidences = _numbers(fact.confidence for fact in self.facts)
         self.lengths = _numbers(
@@ -290,11 +287,14 @@ class ShowableFacts:
         self.has_times = any(fact.valid_from for fact in self.facts) or self.days.any()
 
     def stated_in(self, session_id: str, row_ids: frozenset[int]) -> frozenset[str]:
-        """Return the ids of facts that only these messages state, without pinned facts and corrections."""
+        """Return the ids of unedited facts that only these messages state, without pinned facts and corrections."""
         return frozenset(
             fact.id
-            for fact in self._stated.get(session_id, ())
-            if row_ids.issuperset(fact.message_ids)
+            for fact in self.facts
+            if fact.session_id == session_id
+            and fact.message_ids
+            and row_ids.issuperset(fact.message_ids)
+            and not (fact.edited or why_first(fact))
         )
 
     @property
@@ -437,15 +437,6 @@ def _recencies(facts: Sequence[Fact], newer: Numbers, period: Period | None) -> 
     return 0.5 ** (fewer / _HALF_LIFE)
 
 
-def _stated_facts(facts: Iterable[Fact]) -> dict[str | None, list[Fact]]:
-    """Return the facts that messages state by session, without edited facts, pinned facts and corrections."""
-    stated = defaultdict(list)
-    for fact in facts:
-        if fact.message_ids and not fact.edited and not why_first(fact):
-            stated[fact.session_id].append(fact)
-    return stated
-
-
 def _days(facts: Sequence[Fact]) -> NDArray[np.intp]:
     """Return the number of each fact's day, counted from 0 over the days with facts."""
     ordinals = [fact.created_at.toordinal() for fact in facts]
@@ -486,15 +477,16 @@ class Ranking(NamedTuple):
 
     def best_first(self) -> Iterator[RankedFact]:
         """Return all facts, best first; of equally good facts the newest first."""
-        return self._sorted(np.arange(len(self.worth)))
+        return map(self._entry, self._order(np.arange(len(self.worth))))
 
     def similar(self) -> list[RankedFact]:
         """Return the facts with a similarity above 0, best first."""
-        return list(self._sorted(np.flatnonzero(self.similarities > 0)))
+        return [*map(self._entry, self._order(np.flatnonzero(self.similarities > 0)))]
 
-    def concerning(self, ranked: Iterable[RankedFact]) -> Iterator[RankedFact]:
-        """Return the ranked facts that concern the question, without facts that the prompt shows elsewhere.
+    def concerning(self, among: Sequence[int] | None = None) -> Iterator[RankedFact]:
+        """Yield the facts that concern the question, best first, without facts that the prompt shows elsewhere.
 
+        ``among``: the places of the facts; None: of all facts.
         ``min_similarity`` decides. Pinned facts always stay.
 
         - Above 0: of the best 256 facts, the facts that cover this share of the question
@@ -505,62 +497,56 @@ class Ranking(NamedTuple):
         - 0: all facts.
         """
         elsewhere = self.surroundings.fact_ids
-        ranked = (entry for entry in ranked if entry.fact.id not in elsewhere)
+        close = self._is_close()
+        places = np.arange(len(close)) if among is None else np.array(among, np.intp)
+        general = _MOST_GENERAL
         if self.min_similarity:
-            ids = self._ids_by_min_similarity(self.min_similarity) - elsewhere
-            return self._filtered(ranked, ids, 0)
-        if self.min_similarity is None and self.floor:
-            return self._filtered(
-                ranked, self._ids_above_floor() - elsewhere, _MOST_GENERAL
-            )
-        return ranked
-
-    def _filtered(
-        self, ranked: Iterable[RankedFact], ids: set[str], general: int
-    ) -> Iterator[RankedFact]:
-        """Yield the ranked facts with these ids, and the best ``general`` other facts that have room."""
+            general = 0
+            places = places[close[places]]
         room = self.surroundings.room
-        for entry in ranked:
-            if entry.fact.id in ids:
-                ids.remove(entry.fact.id)
-                yield entry
-            elif general and self._tokens_of(entry) <= room:
+        for place in self._order(places):
+            name = self.showable.ids[place]
+            if name in elsewhere:
+                continue
+            if not close[place]:
+                tokens = self.showable.lines[name].tokens
+                if not general or tokens > room:
+                    continue
                 general -= 1
-                room -= self._tokens_of(entry)
-                yield entry
-            elif not ids:
-                # Of many facts most are not looked at.
-                return
+                room -= tokens
+            yield self._entry(place)
 
-    def _tokens_of(self, entry: RankedFact) -> int:
-        return self.showable.lines[entry.fact.id].tokens
-
-    def _ids_above_floor(self) -> set[str]:
-        """Return the ids of the facts from the floor on, of the facts of the time, and of the pinned facts."""
+    def _is_close(self) -> NDArray[np.bool_]:
+        """Return for each fact whether it concerns the question, as ``concerning`` says."""
         showable = self.showable
         close = self.similarities >= self.floor
-        if showable.period is not None:
+        if self.min_similarity is not None:
+            close = self._covers(self.min_similarity)
+        elif showable.period is not None:
             close |= showable.recencies > 0
-        close[[i for i in showable.first if showable.facts[i].pinned]] = True
-        return {showable.ids[i] for i in np.flatnonzero(close)}
+        for place in showable.first:
+            close[place] |= showable.facts[place].pinned
+        return close
 
-    def _ids_by_min_similarity(self, least: float) -> set[str]:
-        """Return the ids of the facts that cover at least this share of the question, and of the pinned facts."""
+    def _covers(self, least: float) -> NDArray[np.bool_]:
+        """Return for each fact whether it covers at least this share of the question."""
+        if not least:
+            return np.ones(len(self.worth), bool)
         question, *context = self.turns
-        best = list(islice(self.best_first(), _BEST))
-        texts = {entry.fact.id: entry.fact.content for entry in best}
+        showable = self.showable
+        best = self._order(np.arange(len(self.worth)))[:_BEST]
+        texts = {showable.ids[place]: showable.facts[place].content for place in best}
         shares = question_shares(texts, question, context, self.languages)
         closeness: Mapping[str, float] = {}
-        if isinstance(self.showable.ranker, EmbeddingRanker):
-            closeness = self.showable.ranker.closeness(question)
+        if isinstance(showable.ranker, EmbeddingRanker):
+            closeness = showable.ranker.closeness(question)
         floor = _STRICT_FLOOR * self.similarities.max(initial=0.0)
-        near = set(self.showable.pinned_ids)
-        for entry in best:
-            name = entry.fact.id
-            concern = max(shares.get(name, 0.0), closeness.get(name, 0.0))
-            if concern >= least and entry.similarity >= floor:
-                near.add(name)
-        return near
+        close = np.zeros(len(self.worth), bool)
+        for place in best:
+            name = showable.ids[place]
+            share = max(shares.get(name, 0.0), closeness.get(name, 0.0))
+            close[place] = share >= least and self.similarities[place] >= floor
+        return close
 
     def fit(self, limit: int) -> list[RankedFact]:
         """Return the facts that concern the question and fit into ``limit`` tokens, best first.
@@ -568,21 +554,25 @@ class Ranking(NamedTuple):
         Pinned facts and corrections come before the others, within a share of the
         limit. The search ends when the shortest line does not fit any more.
         """
+
+        def tokens_of(entry: RankedFact) -> int:
+            return self.showable.lines[entry.fact.id].tokens
+
         front: list[RankedFact] = []
         if self.showable.first:
-            first = self._sorted(np.array(self.showable.first))
             share = int(FIRST_SHARE * limit)
-            front = take_fitting(self.concerning(first), self._tokens_of, share)
+            front = take_fitting(self.concerning(self.showable.first), tokens_of, share)
         ids = {entry.fact.id for entry in front}
-        ranked = self.concerning(self.best_first())
-        behind = (entry for entry in ranked if entry.fact.id not in ids)
+        behind = (entry for entry in self.concerning() if entry.fact.id not in ids)
         return take_fitting(
-            chain(front, behind), self._tokens_of, limit, self.showable.shortest_line
+            chain(front, behind), tokens_of, limit, self.showable.shortest_line
         )
 
-    def _sorted(self, places: NDArray[np.intp]) -> Iterator[RankedFact]:
+    def _order(self, places: NDArray[np.intp]) -> list[int]:
+        """Return the places of facts, best first."""
         order = np.lexsort((self.showable.newer[places], -self.worth[places]))
-        yield from map(self._entry, places[order].tolist())
+        best: list[int] = places[order].tolist()
+        return best
 
     def _entry(self, place: int) -> RankedFact:
         showable = self.showable
@@ -600,11 +590,12 @@ class Ranking(NamedTuple):
 
     def profile(self) -> list[RankedFact]:
         """Return the entries of the profile; facts outside the time of the question have no similarity."""
+        places = {name: place for place, name in enumerate(self.showable.ids)}
         entries = []
         for fact in self.surroundings.profile:
             entry = RankedFact(fact, 0.0, fact.confidence, 0.0, self.turns)
-            if fact.id in self.showable.places:
-                entry = self._entry(self.showable.places[fact.id])
+            if fact.id in places:
+                entry = self._entry(places[fact.id])
             entries.append(entry._replace(place=IN_PROFILE))
         return entries
 

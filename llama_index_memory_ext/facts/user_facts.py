@@ -66,9 +66,8 @@ class UserFacts:
     ``past``: the facts that were true before.
     ``time_zone``: tells today; None: UTC.
 
-    Past facts are indexed when a question first asks for them, by a second ranker that
-    holds the present facts, too. If a ranker fails, the failure is counted by type, and
-    both rankers are made anew.
+    The ranker holds present and past facts. If it fails, the failure is counted by type,
+    and it is made anew.
     """
 
     def __init__(
@@ -92,7 +91,6 @@ class UserFacts:
         self.present = ShowableFacts()
         self._holds_until: datetime | None = None
         self._ranker: FactRanker | None = None
-        self._past_ranker: FactRanker | None = None
         self._failures = Counter[str]()
         self._choices: Recent[tuple[str, str], _Choice] = Recent()
         self._guard = thread_lock()
@@ -254,7 +252,7 @@ class UserFacts:
                 fact for fact in facts.values() if fact.state(now) == "present"
             )
             past = tuple(past_facts(facts, now))
-            self._follow_rankers(active, past, changed)
+            self._follow((*active, *past), changed)
             lines = {}
             for fact in active:
                 line = None
@@ -274,19 +272,17 @@ class UserFacts:
     def _now(self) -> datetime:
         return now_in(self.time_zone)
 
-    def _follow_rankers(
-        self,
-        active: tuple[Fact, ...],
-        past: tuple[Fact, ...],
-        changed: Collection[str],
-    ) -> None:
+    def _follow(self, facts: Sequence[Fact], changed: Collection[str]) -> None:
+        """Update the ranker to these facts, or make it."""
         with self._suppress_failures():
-            held = self.active if self._ranker else ()
-            self._ranker = self._ranker or self._make_ranker()
-            _follow(self._ranker, held, active, changed)
-            if self._past_ranker:
-                held = (*self.active, *self.past)
-                _follow(self._past_ranker, held, (*active, *past), changed)
+            held = set[str]()
+            if self._ranker is None:
+                self._ranker = self._make_ranker()
+            else:
+                held.update(fact.id for fact in (*self.active, *self.past))
+            self._ranker.remove(held - {fact.id for fact in facts})
+            new = [fact for fact in facts if fact.id in changed or fact.id not in held]
+            self._ranker.add([document_of(fact) for fact in new])
 
     def _in_period(self, period: Period) -> ShowableFacts:
         """Return the past facts of a period, and the facts that hold.
@@ -297,18 +293,10 @@ class UserFacts:
         with self._guard:
             past = tuple(fact for fact in self.past if true_in(fact, period))
             active = [fact for fact in self.active if _may_hold_in(fact, period)]
-            ranker = self._ranker
-            if past:
-                if self._past_ranker is None:
-                    with self._suppress_failures():
-                        past_ranker = self._make_ranker()
-                        _follow(past_ranker, (), (*self.active, *self.past), ())
-                        self._past_ranker = past_ranker
-                ranker = self._past_ranker
             lines = {fact.id: self._line_of(fact) for fact in past}
             return ShowableFacts(
                 (*active, *past),
-                ranker,
+                self._ranker,
                 lines={**self.present.lines, **lines},
                 period=period,
                 past_ids={fact.id for fact in past},
@@ -320,7 +308,6 @@ class UserFacts:
 
         def drop() -> None:
             self._ranker = None
-            self._past_ranker = None
             self.present.ranker = None
 
         return suppress_failures(self._failures, "Facts were not ranked", drop)
@@ -357,17 +344,3 @@ def _next_end(
             midnight = datetime.combine(day_after, time(), zone or timezone.utc)
             ends.append(in_zone(midnight))
     return min((end for end in ends if end > now), default=None)
-
-
-def _follow(
-    ranker: FactRanker,
-    before: Sequence[Fact],
-    now: Sequence[Fact],
-    changed: Collection[str],
-) -> None:
-    """Update a ranker from the facts ``before`` to the facts ``now``."""
-    held = {fact.id for fact in before}
-    ranker.remove(held - {fact.id for fact in now})
-    ranker.add(
-        [document_of(fact) for fact in now if fact.id in changed or fact.id not in held]
-    )

@@ -228,7 +228,9 @@ def _check_values(value: Json, levels: int) -> None:
             f"Expected at most {_MAX_LEVELS} levels of lists and objects; saw more."
         )
     if isinstance(value, float) and not math.isfinite(value):
-        raise MessageError("Expected numbers; saw NaN, or one that is too large.")
+        raise MessageError(
+            "Expected a finite number; saw NaN, or a number that is too large."
+        )
     entries: Iterable[Json] = ()
     if isinstance(value, dict):
         entries = value.values()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index.core.base.llms.types import MessageRole
@@ -321,28 +322,16 @@ def batch_end(
     token_limit: int,
     most_turns: int | None = None,
 ) -> int:
-    """Return the number of messages, oldest first, that go into one request.
+    """Return the number of messages, oldest first, that go into one request; 0 without messages.
 
-    The number is at least 1; 0 without messages. A batch ends after ``most_turns``,
-    before the first turn of another day, and before ``token_limit`` is exceeded: if
-    possible, between two turns. Relative dates ("tomorrow") of a batch count from one
-    day.
+    A batch has whole turns, at least one. It ends after ``most_turns``, before the first
+    turn of another day, and before the turn that exceeds ``token_limit``. Relative dates
+    ("tomorrow") of a batch count from one day.
     """
     starts = [i for i, is_start in enumerate(starts_turn) if is_start]
-    end = _end_of_day(starts, days, most_turns)
-    total = 0
-    for i in range(end):
-        total += tokens[i]
-        if i and total > token_limit:
-            return max((start for start in starts if start <= i), default=0) or i
-    return end
-
-
-def _end_of_day(
-    starts: Sequence[int], days: Sequence[date | None], most_turns: int | None
-) -> int:
-    """Return the start of the first turn of another day or beyond ``most_turns``."""
-    for turns, start in enumerate(starts[1:], 1):
-        if turns == most_turns or days[start] != days[starts[0]]:
+    turns = pairwise([*starts, len(starts_turn)])
+    for number, (start, end) in enumerate(turns):
+        is_over = number == most_turns or days[start] != days[starts[0]]
+        if number and (is_over or sum(tokens[:end]) > token_limit):
             return start
-    return len(days)
+    return len(starts_turn)

@@ -43,7 +43,7 @@ def check_categories(value: Any) -> Categories:
             f"categories: expected 1 to {_MOST_CATEGORIES} names, each once, of 1 to {_NAME_CHARACTERS} characters on "
             f"one line, with descriptions of at most {_DESCRIPTION_CHARACTERS} characters, if any; got {value!r:.100}. "
             'Name the categories that facts should have, as in ["diet", "allergy"] or {"diet": "what they eat"}, or '
-            "leave them out for ours."
+            "leave categories out for the default."
         )
     return dict(value) if isinstance(value, Mapping) else tuple(value)
 

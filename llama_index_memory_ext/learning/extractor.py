@@ -178,8 +178,8 @@ class Extractor:
     ) -> Extracted:
         """Store a reply that comes from a tool.
 
-        A web page may tell a model with tools to store a fact. So two keywords in five
-        of a new fact must be the user's.
+        A web page may tell a model with tools to store a fact. So a new fact must pass
+        ``TOOL_CHECKS``.
 
         Args:
             reply: The entries of the reply.

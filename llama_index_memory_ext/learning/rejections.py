@@ -37,20 +37,15 @@ from llama_index_memory_ext.fact import MAX_FACT, Fact
 from llama_index_memory_ext.text.entries import escape_tags
 from llama_index_memory_ext.words import (
     is_translation,
-    may_be_english,
     pattern,
     phrases,
     script_of,
 )
-from llama_index_memory_ext.words.tokens import keywords, overlaps, shared
+from llama_index_memory_ext.words.tokens import keywords, shared
 
 # The longest quote and word, in characters.
 _MAX_QUOTE = 2_000
 _MAX_WORD = 50
-# The least share of the user's words in a fact from an agent's tool: alone, and where
-# tools and pages have texts, too.
-_USERS_SHARE = 0.4
-_USERS_SHARE_BESIDE_OTHERS = 0.6
 # Characters that people do not see: tags (U+E0000 to U+E007F), and marks that turn the
 # direction of a text.
 _INVISIBLE = "[\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f]"
@@ -163,13 +158,13 @@ def reject_secret(candidate: Candidate, _: Source) -> Rejection | None:
     return None
 
 
-def reject_unquoted(candidate: Candidate, source: Source) -> Rejection | None:
-    """Reject a fact whose quote is not in the user's lines.
+def reject_unquoted(entry: Candidate | Ending, source: Source) -> Rejection | None:
+    """Reject a fact or an end whose quote is not in the user's lines.
 
     The assistant repeats facts of the prompt, and invents some.
     """
-    quote = candidate.quote
-    if candidate.place is not NOWHERE:
+    quote = entry.quote
+    if entry.place is not NOWHERE:
         return None
     if not quote.strip():
         return Rejection("no_quote", "It names no words of the user's that say it.")
@@ -225,14 +220,16 @@ def reject_others(candidate: Candidate, source: Source) -> Rejection | None:
     return None
 
 
-def reject_few_users_words(candidate: Candidate, source: Source) -> Rejection | None:
-    """Reject a fact with too few of the user's keywords, or with a keyword that only a tool's text has.
+def reject_tools_words(candidate: Candidate, source: Source) -> Rejection | None:
+    """Reject a fact without keywords, or with a keyword that only a tool's text has.
 
     A web page may tell an agent what to store.
     """
-    if _is_users(candidate.content, candidate.place, source):
+    words = keywords(candidate.content)
+    said = source.users_keywords | keywords(source.question(candidate.place))
+    if words and not shared(words - shared(words, said), keywords(source.tool_text)):
         return None
-    return Rejection("not_the_users_words", "Too few of its words are the user's own.")
+    return Rejection("not_the_users_words", "Its words are not the user's own.")
 
 
 def reject_addition(candidate: Candidate, source: Source) -> Rejection | None:
@@ -251,23 +248,6 @@ def reject_addition(candidate: Candidate, source: Source) -> Rejection | None:
     return Rejection("not_the_users_words", "It says more than the user did.")
 
 
-def _is_users(content: str, place: QuoteMatch, source: Source) -> bool:
-    words = keywords(content)
-    answered = keywords(source.question(place))
-    own = shared(words, source.users_keywords | answered)
-    if not words:
-        # Without keywords, the user must have said exactly this.
-        return any(find_quote(content, text) for text in source.users_texts.values())
-    if shared(words - own, keywords(source.tool_text)):
-        return False
-    if is_translation(content, place.text):
-        # Words of two languages cannot be compared, and models often write English.
-        return may_be_english(content)
-    least = _USERS_SHARE_BESIDE_OTHERS if source.tool_text else _USERS_SHARE
-    quoted = keywords(place.quote) | answered
-    return len(own) >= least * len(words) and overlaps(words, quoted)
-
-
 CHECKS = (
     reject_unreadable,
     reject_unsure,
@@ -282,7 +262,7 @@ STATED_CHECKS = (
     reject_unstated,
 )
 # An agent also reads the texts of tools and pages.
-TOOL_CHECKS = (*CHECKS, reject_few_users_words, reject_addition)
+TOOL_CHECKS = (*CHECKS, reject_tools_words, reject_addition)
 
 
 # ---- ends of known facts ----
@@ -302,15 +282,6 @@ def reject_repetition(ending: Ending, _: Source) -> Rejection | None:
             "replacement_rejected", "The fact that should replace it says the same."
         )
     return None
-
-
-def reject_unquoted_end(ending: Ending, _: Source) -> Rejection | None:
-    """Keep a fact that the user's words do not end."""
-    if not ending.quote.strip():
-        return Rejection("no_quote", "It names no words of the user's that end it.")
-    if ending.place is not NOWHERE:
-        return None
-    return Rejection("quote_not_found", "Its quote is not in the user's words.")
 
 
 def reject_uncontradicted(ending: Ending, source: Source) -> Rejection | None:
@@ -338,6 +309,6 @@ def reject_uncontradicted(ending: Ending, source: Source) -> Rejection | None:
 ENDING_CHECKS = (
     reject_pinned,
     reject_repetition,
-    reject_unquoted_end,
+    reject_unquoted,
     reject_uncontradicted,
 )

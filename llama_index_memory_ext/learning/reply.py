@@ -44,15 +44,9 @@ _QUOTES = str.split("quote quotes source_quote quotation evidence source")
 # The quotes of the form. A model that repeats its prompt repeats them.
 EXAMPLE_QUOTE = "the exact words of the user"
 _EXAMPLES = (EXAMPLE_QUOTE, "...")
-# An object with one of these beside a statement is a fact.
-_FACT_FIELDS = frozenset({"category", "confidence"})
-_NEXT_WORD = re.compile(r"(?<=[a-z])(?=[A-Z])")
-_CONFIDENCES = {"high": 0.9, "medium": 0.6, "moderate": 0.6, "low": 0.3}
-_PERCENT = 100
 # A model that gives no confidence is sure of its report.
-_DEFAULT_CONFIDENCE = 0.9
-# Longer names, in characters, are not compared.
-_LONGEST_NAME = 100
+_CONFIDENCES = {"none": 0.9, "high": 0.9, "medium": 0.6, "low": 0.3}
+_PERCENT = 100
 
 
 def without_thoughts(answer: str) -> str:
@@ -79,7 +73,7 @@ def read_json(text: str) -> Json:
 
 
 def _entries_in(value: Json) -> Iterator[dict[str, Json]]:
-    """Yield the facts in a JSON value, also those written in a string, with names in lower case."""
+    """Yield the facts in a JSON value, also those written in a string."""
     waiting = [value]
     while waiting:
         part = waiting.pop()
@@ -87,9 +81,8 @@ def _entries_in(value: Json) -> Iterator[dict[str, Json]]:
             with suppress(ValueError):
                 waiting.append(read_json(part))
         if isinstance(part, dict):
-            entry = {_NEXT_WORD.sub("_", key).lower(): part[key] for key in part}
-            if _is_fact(entry):
-                yield entry
+            if _is_fact(part):
+                yield part
                 continue
             part = list(part.values())
         if isinstance(part, list):
@@ -97,13 +90,8 @@ def _entries_in(value: Json) -> Iterator[dict[str, Json]]:
 
 
 def _is_fact(entry: dict[str, Json]) -> bool:
-    names = entry.keys()
-    if entry.get(_QUOTES[0]) in _EXAMPLES:
-        return False
-    has_content = not names.isdisjoint(_CONTENTS)
-    return not names.isdisjoint(_QUOTES) or (
-        has_content and not names.isdisjoint(_FACT_FIELDS)
-    )
+    texts = [entry[name] for name in (*_QUOTES, *_CONTENTS) if name in entry]
+    return any(isinstance(text, str) for text in texts) and texts[0] not in _EXAMPLES
 
 
 def _is_nothing(value: Json) -> bool:
@@ -117,10 +105,9 @@ def _is_nothing(value: Json) -> bool:
     return value is None
 
 
-def read_text(value: Json) -> str:
-    """Return the text of a quote; several quotes are joined by "..."."""
+def _read_quote(value: Json) -> str:
     if isinstance(value, list):
-        return " ... ".join(part for part in value if isinstance(part, str))
+        value = " ... ".join(map(str, value))
     return unescape_tags(value, TAGS) if isinstance(value, str) else ""
 
 
@@ -144,19 +131,17 @@ def read_statement(value: Json) -> str:
 def read_confidence(value: Json) -> float:
     """Return 0..1 from a number, a percentage or a word; 0.9 for no value, and 0 for any other.
 
-    >>> [read_confidence(value) for value in (0.8, "95%", "low", None, "high | low", "?")]
-    [0.8, 0.95, 0.3, 0.9, 0.9, 0.0]
+    >>> [read_confidence(value) for value in (0.8, "95%", "low", None, "?")]
+    [0.8, 0.95, 0.3, 0.9, 0.0]
     """
-    text = str(value)[:_LONGEST_NAME].strip().lower()
-    if value is None or "|" in text:
-        return _DEFAULT_CONFIDENCE
+    text = str(value).strip(" %").lower()
     if text in _CONFIDENCES:
         return _CONFIDENCES[text]
     try:
-        number = float(text.removesuffix("%").replace(",", "."))
+        number = float(text.replace(",", "."))
     except ValueError:
         return 0.0
-    if number > 1 or text.endswith("%"):
+    if number > 1:
         number /= _PERCENT
     return number if 0 <= number <= 1 else 0.0
 
@@ -166,7 +151,7 @@ def _read_number(value: Json) -> int:
     return int(value) if re.fullmatch(r"\d{1,9}", str(value), re.ASCII) else 0
 
 
-_Quote = Annotated[str, BeforeValidator(read_text)]
+_Quote = Annotated[str, BeforeValidator(_read_quote)]
 _Number = Annotated[int, BeforeValidator(_read_number)]
 _CONFIG = ConfigDict(frozen=True, validate_default=True)
 
@@ -189,16 +174,21 @@ class NewFact(BaseModel):
     ends: _Number = 0
 
 
-# The fields that a model fills, beside the category.
-_REPORTED = frozenset((*_QUOTES, *_CONTENTS, "confidence", "ends"))
-
-
-def read_facts(text: str, categories: Sequence[str]) -> list[NewFact]:
+def read_facts(
+    text: str, categories: Sequence[str], *, by_tool: bool = True
+) -> list[NewFact]:
     """Return the facts in an answer, without the text before and after its JSON.
 
     The list is empty for an empty text and for "no new facts". ``read_category`` reads
     the category of each fact. A fact without a statement has its quote as content, unless
     it only ends a known fact.
+
+    Args:
+        text: The answer.
+        categories: The categories of facts.
+        by_tool: Whether statements are read. Models without tools quote exactly, but
+            many of their statements leave out the point: with False, the quotes are
+            the contents.
 
     Raises:
         FactReplyError: The answer has no JSON that can be read, or other JSON.
@@ -220,13 +210,14 @@ def read_facts(text: str, categories: Sequence[str]) -> list[NewFact]:
         is_reply = False
     if not is_reply:
         raise FactReplyError(text, "it is no list of facts in valid JSON")
-    return [_fact_of(entry, categories) for entry in entries]
+    return [_fact_of(entry, categories, by_tool=by_tool) for entry in entries]
 
 
-def _fact_of(entry: dict[str, Json], categories: Sequence[str]) -> NewFact:
-    reported = {name: entry[name] for name in entry if name in _REPORTED}
+def _fact_of(
+    entry: dict[str, Json], categories: Sequence[str], *, by_tool: bool
+) -> NewFact:
     category = read_category(entry.get("category"), categories)
-    fact = NewFact(**reported, category=category)
-    if fact.content or fact.ends:
+    fact = NewFact.model_validate({**entry, "category": category})
+    if by_tool and (fact.content or fact.ends):
         return fact
     return fact.model_copy(update={"content": read_statement(fact.quote)})

@@ -51,7 +51,6 @@ async def backfill(
     session_id: str,
     session_ids: Sequence[str] | None,
     *,
-    show_progress: bool,
     failed: bool,
 ) -> Backfilled:
     """Extract facts from the unread messages of sessions, one session after the other.
@@ -64,7 +63,6 @@ async def backfill(
         session_id: The session of the memory.
         session_ids: The sessions to read; None: ``session_id`` and all other sessions
             of its user, or for an agent, the sessions in which it has learned before.
-        show_progress: Whether to show a progress bar.
         failed: Whether to try the turns once more that were set aside.
 
     Raises:
@@ -83,44 +81,34 @@ async def backfill(
         if unread:
             # Raises a NoModelError where there is none.
             block.chosen_llm()
-        # Imported here, because it looks for a notebook around it, which takes a while.
-        from tqdm.auto import tqdm  # type: ignore[import-untyped]  # tqdm has no type hints
-
         counts: Counter[str] = Counter()
         failures = {}
         failures_in_a_row = 0
-        with tqdm(
-            desc="Extracting facts",
-            total=unread,
-            unit=" messages",
-            disable=not show_progress,
-        ) as bar:
-            while remaining and failures_in_a_row < _MOST_FAILURES:
-                name = remaining.pop(0)
-                try:
-                    await block.jobs.wait(block.job_key(name))
-                    extractor = block.extractor(name, at_once=True)
-                    async for batch in _batches(extractor, again=failed):
-                        bar.update(batch.messages)
-                        counts.update(
-                            messages=batch.messages,
-                            new=len(batch.reply.accepted),
-                            confirmed=len(batch.reply.confirmed),
-                            retired=len(batch.reply.retired),
-                        )
-                        if batch.usage.calls:
-                            failures_in_a_row = 0
-                    set_aside = await extractor.set_aside()
-                    counts.update(sessions=1, set_aside=len(set_aside))
-                except Exception as error:  # noqa: BLE001 - a model may fail in any way, and the other sessions go on
-                    log_failure(
-                        "Facts were not extracted",
-                        name,
-                        error,
-                        "the next backfill goes on there",
+        while remaining and failures_in_a_row < _MOST_FAILURES:
+            name = remaining.pop(0)
+            try:
+                await block.jobs.wait(block.job_key(name))
+                extractor = block.extractor(name, at_once=True)
+                async for batch in _batches(extractor, again=failed):
+                    counts.update(
+                        messages=batch.messages,
+                        new=len(batch.reply.accepted),
+                        confirmed=len(batch.reply.confirmed),
+                        retired=len(batch.reply.retired),
                     )
-                    failures[name] = type(error).__name__
-                    failures_in_a_row += 1
+                    if batch.usage.calls:
+                        failures_in_a_row = 0
+                set_aside = await extractor.set_aside()
+                counts.update(sessions=1, set_aside=len(set_aside))
+            except Exception as error:  # noqa: BLE001 - a model may fail in any way, and the other sessions go on
+                log_failure(
+                    "Facts were not extracted",
+                    name,
+                    error,
+                    "the next backfill goes on there",
+                )
+                failures[name] = type(error).__name__
+                failures_in_a_row += 1
         return Backfilled(**counts, failed=failures, not_tried=tuple(remaining))
 
 

@@ -26,12 +26,12 @@ from llama_index_memory_ext.errors import (
 )
 from llama_index_memory_ext.events import failure_handler
 from llama_index_memory_ext.memory.fields import ErrorHandler, MemoryFields, Redact
-from llama_index_memory_ext.memory.prompt import assemble, read_prompt, read_turn
+from llama_index_memory_ext.memory.prompt import assemble, read_prompt
 from llama_index_memory_ext.memory.search import MemorySearchResult, check_search
 from llama_index_memory_ext.memory.settings import (
     StorePlace,
     check_cache_points,
-    check_host_arguments,
+    check_history,
     limits_for,
     session_id_for,
     settings_of,
@@ -44,7 +44,6 @@ from llama_index_memory_ext.memory.writing import (
     access_of,
     open_blocks,
     plan_flush,
-    plan_question,
     single_run,
     stored_form,
     tokens_of,
@@ -63,7 +62,7 @@ from llama_index_memory_ext.settings import (
 )
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
 from llama_index_memory_ext.store.rows import SessionAccess
-from llama_index_memory_ext.text.entries import body_of
+from llama_index_memory_ext.text.entries import MEDIA_TOKENS, body_of
 from llama_index_memory_ext.text.messages import Plan, how_to_put, speaker_of
 from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
 from llama_index_memory_ext.text.turns import (
@@ -73,7 +72,7 @@ from llama_index_memory_ext.text.turns import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
+    from collections.abc import Callable, Iterable
     from contextlib import AbstractAsyncContextManager
 
     from llama_index.core.base.embeddings.base import BaseEmbedding
@@ -153,10 +152,10 @@ class CondensedMemory(MemoryFields):
         memory_blocks: list[BaseMemoryBlock[Any]] | None = None,
         tokenizer_fn: Callable[[str], list[Any]] | None = None,
         chat_history_token_ratio: float = FLUSH_EVERY_TURN,
-        token_flush_size: int | None = None,
+        token_flush_size: int | None = None,  # noqa: ARG003 - the host's
         memory_blocks_template: RichPromptTemplate | None = None,
         insert_method: InsertMethod | str = InsertMethod.USER,
-        image_token_size_estimate: int = 256,
+        image_token_size_estimate: int = MEDIA_TOKENS["image"],
         audio_token_size_estimate: int = 256,
         video_token_size_estimate: int = 256,
         chat_store: MemoryStore | None = None,
@@ -164,7 +163,7 @@ class CondensedMemory(MemoryFields):
         async_database_uri: Address = None,
         async_engine: AsyncEngine | None = None,
         db_schema: str | None = None,
-        memory_blocks_concurrency: int = 1,
+        memory_blocks_concurrency: int = 1,  # noqa: ARG003 - the host's
         *,
         context_window: int | None = None,
         condensed_token_limit: int | None = None,
@@ -191,13 +190,11 @@ class CondensedMemory(MemoryFields):
             chat_history_token_ratio: Share of the token limit, 0..1, for turns that are
                 shown as separate messages. By default every turn but the newest is
                 condensed.
-            token_flush_size: Has no effect, because whole turns move into the record; a
-                UserWarning says so.
+            token_flush_size: Has no effect, because whole turns move into the record.
             memory_blocks_template: Joins the texts of the blocks; default: unchanged,
                 within ``<memory>``.
             insert_method: ``"user"``, in front of the question, or ``"system"``.
-            image_token_size_estimate: Tokens of an image, at least 0. If its bytes are
-                in the message, LlamaIndex's estimate is taken where it is higher.
+            image_token_size_estimate: Tokens of an image, at least 0.
             audio_token_size_estimate: Tokens of an audio block, at least 0.
             video_token_size_estimate: Tokens of a video, at least 0.
             chat_store: Your store, in place of the following four arguments and of
@@ -208,7 +205,7 @@ class CondensedMemory(MemoryFields):
             async_engine: Your engine. You close it.
             db_schema: The schema of the tables, where the database has schemas.
             memory_blocks_concurrency: Has no effect, because one block is read after
-                the other; a UserWarning says so.
+                the other.
             context_window: Most tokens of prompt and answer of the model that answers.
                 Default: the window of ``llm``, or of ``Settings.llm`` if the program
                 has set one. It may be unknown.
@@ -241,7 +238,7 @@ class CondensedMemory(MemoryFields):
             inspect.signature(cls.from_defaults).parameters,
             "CondensedMemory.from_defaults()",
         )
-        check_host_arguments(chat_history, token_flush_size, memory_blocks_concurrency)
+        check_history(chat_history)
         limits = limits_for(
             context_window, token_limit, condensed_token_limit, facts_token_limit, llm
         )
@@ -338,8 +335,7 @@ class CondensedMemory(MemoryFields):
         # Only a new question ends the turn before it.
         plan = None
         if any(message.role == MessageRole.USER for message in messages):
-            rule = plan_question if len(messages) == 1 else plan_flush
-            plan = partial(rule, self)
+            plan = partial(plan_flush, self)
             if self.chat_history_token_ratio > FLUSH_EVERY_TURN:
                 # Counting long texts here keeps the write of the store short: the
                 # tokenizer keeps the counts for the plan.
@@ -391,15 +387,20 @@ class CondensedMemory(MemoryFields):
             initial_token_count: Tokens of the limit that stay free.
             block_kwargs: Passed on to each block.
         """
-        await self.tokenizer_fn.load()
         question = await self._question_of(input)
         await self.facts_block.aopen(
             self.session_id, question.content if question else None
         )
         unread = await self.facts_block.wait_for_others(self.session_id)
         async with self._calls():
-            turn = (await read_turn(self, question))._replace(unread=unread)
-            prompt = await read_prompt(self, turn, initial_token_count, block_kwargs)
+            prompt = await read_prompt(
+                self,
+                question,
+                reserved=initial_token_count,
+                unread=unread,
+                block_kwargs=block_kwargs,
+            )
+        turn = prompt.turn
         # An agent reads the memory once more after its answer, and sends that to no
         # model.
         if not turn.messages or turn.messages[-1].role != MessageRole.ASSISTANT:
@@ -410,18 +411,6 @@ class CondensedMemory(MemoryFields):
         """Return the messages of the session, or its messages with a status, oldest first."""
         await self.acheck_session()
         return await super().aget_all(status)
-
-    async def aiter_all(
-        self, status: MessageStatus | None = None
-    ) -> AsyncIterator[ChatMessage]:
-        """Yield the messages of the session (``async for``), or its messages with a status, oldest first.
-
-        The messages are read in pages: messages that are written meanwhile are
-        included, and messages that are deleted meanwhile are not.
-        """
-        await self.acheck_session()
-        async for message in self.sql_store.iter_messages(self.session_id, status):
-            yield message
 
     async def acheck_session(self) -> None:
         """Raise a SessionOwnerError if the session holds words of another user, and is not shared by both."""
@@ -437,22 +426,19 @@ class CondensedMemory(MemoryFields):
         from llama_index_memory_ext.memory.stats import read_stats  # at first use
 
         await self.acheck_session()
+        facts = self.facts_block
         return await read_stats(
-            self.sql_store, self.condensed_block, self.facts_block, self.session_id
+            self.sql_store,
+            self.condensed_block,
+            facts,
+            self.session_id,
+            with_pending=facts.extract_facts,
         )
 
     @property
     def facts(self) -> FactBook:
         """The facts of the user: to list, add, change, retire, restore, forget, export and import."""
-        block: RelevantFactsBlock = self._block_of("RelevantFactsBlock")
-        # A program that only looks for learned facts may have given its runs no memory.
-        if block.extract_facts:
-            self._has_only_facts = True
-        else:
-            self._mark_used()
-        book = block.book(self.session_id)
-        book.on_change = self._mark_used
-        return book
+        return self.facts_block.book(self.session_id)
 
     async def asearch(
         self,
@@ -518,8 +504,8 @@ class CondensedMemory(MemoryFields):
         does no harm. If no run has used the memory, a warning is logged, once in a
         process.
         """
-        uses_store = self._owns_store and not self._has_only_facts
-        if not self._is_used and not (uses_store and self.sql_store.database.engine):
+        uses_store = self._owns_store and self.sql_store.database.engine
+        if not (self._is_used or uses_store):
             warn_of_unused()
         try:
             if not self.sql_store.database.is_gone:
@@ -593,7 +579,6 @@ class CondensedMemory(MemoryFields):
         self,
         session_ids: Sequence[str] | None = None,
         *,
-        show_progress: bool = False,
         failed: bool = False,
     ) -> Backfilled:
         """Extract facts from all messages that were not read for facts yet, the current turn included.
@@ -609,7 +594,6 @@ class CondensedMemory(MemoryFields):
             session_ids: Sessions of this memory's user, in reading order. None: this
                 session, and then all other sessions of this user, oldest first; where
                 an agent keeps its facts apart, only sessions of this agent.
-            show_progress: Whether a bar is shown.
             failed: Whether to retry the turns that were set aside, which ``astats``
                 lists.
 
@@ -630,7 +614,6 @@ class CondensedMemory(MemoryFields):
             self.facts_block,
             self.session_id,
             session_ids,
-            show_progress=show_progress,
             failed=failed,
         )
 

@@ -20,6 +20,7 @@ from llama_index_memory_ext.memory.template import MemoryBlocksTemplate
 from llama_index_memory_ext.record.cache_points import CachePoints
 from llama_index_memory_ext.settings import Switch, TimeZone, build_checked
 from llama_index_memory_ext.store import MemoryStore
+from llama_index_memory_ext.text.entries import MEDIA_TOKENS
 from llama_index_memory_ext.text.limits import DEFAULT_TOKEN_LIMIT
 from llama_index_memory_ext.text.tokens import TokenCounter
 from llama_index_memory_ext.text.turns import FLUSH_EVERY_TURN
@@ -57,7 +58,7 @@ class MemoryFields(Memory):
     # Fields of the host with different defaults.
     token_limit: int = DEFAULT_TOKEN_LIMIT
     chat_history_token_ratio: float = Field(default=FLUSH_EVERY_TURN, ge=0, le=1)
-    image_token_size_estimate: int = Field(default=256, ge=0)
+    image_token_size_estimate: int = Field(default=MEDIA_TOKENS["image"], ge=0)
     audio_token_size_estimate: int = Field(default=256, ge=0)
     video_token_size_estimate: int = Field(default=256, ge=0)
     memory_blocks_template: RichPromptTemplate = Field(
@@ -118,10 +119,8 @@ class MemoryFields(Memory):
 
     _owns_store: bool = PrivateAttr(default=False)
     _opened: bool = PrivateAttr(default=False)
-    # Whether a program has called anything of this memory but close, and whether it has
-    # looked at the facts.
+    # Whether a program has called anything of this memory but close.
     _is_used: bool = PrivateAttr(default=False)
-    _has_only_facts: bool = PrivateAttr(default=False)
     # A hash of the last question: a pickle must not hold the words of users. The
     # sources of the last prompt stay out of pickles, too.
     _question_hash: int = PrivateAttr(default=0)
@@ -201,7 +200,7 @@ class MemoryFields(Memory):
         # LlamaIndex leaves out fields that cannot be pickled.
         if "redact" not in state["__dict__"]:
             raise SettingError(
-                "This memory cannot be pickled: redact is no function of a module, and the copy would store texts "
+                "This memory cannot be pickled: redact is not a function of a module, and the copy would store texts "
                 "unredacted. Define redact in a module, or pass on the memory itself."
             )
         return state

@@ -2,49 +2,34 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from dataclasses import dataclass
-from itertools import groupby
-from operator import attrgetter
 from time import time_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llama_index.core.base.llms.types import ChatMessage, TextBlock
+from llama_index.core.base.llms.types import ChatMessage
 
-from llama_index_memory_ext.agent_view import ALL_FACTS
 from llama_index_memory_ext.background.jobs import JobRegistry
-from llama_index_memory_ext.learning.progress import progress_of
+from llama_index_memory_ext.facts.ranking import PROFILE_NAME
 from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
+from llama_index_memory_ext.memory.prompt import Prompt, assemble, read_prompt
+from llama_index_memory_ext.memory.stats import MemoryStats, read_stats
 from llama_index_memory_ext.store.cache import StoreCache
 from llama_index_memory_ext.store.readers import Readers
 from llama_index_memory_ext.store.rows import LogRow, Snapshot
-from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, LAST_ID, display_name
+from llama_index_memory_ext.store.tables import ACTIVE, LAST_ID
 from llama_index_memory_ext.text.entries import body_of
 from llama_index_memory_ext.text.messages import storable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
-    from llama_index_memory_ext.fact import Fact, SetAside
-    from llama_index_memory_ext.facts.explanation import ExplainedFact, Explanation
-    from llama_index_memory_ext.facts.ranking import RankedFact
-    from llama_index_memory_ext.record.window import Window
+    from llama_index_memory_ext.facts.explanation import Explanation
     from llama_index_memory_ext.store import MemoryStore
-    from llama_index_memory_ext.text.tokens import TokenCounter
+    from llama_index_memory_ext.text.parts import Section
 
 # The most facts outside the prompt that a preview explains.
 _MOST_EXPLAINED = 1_000
-
-# The kind of the part that begins with this line.
-_KINDS = {
-    "<condensed_memory>": "record",
-    "<relevant_facts>": "facts",
-    "</memory>": "question",
-}
-_PROFILE_START = "<memory>\n<user_profile>\n"
-# Without a profile, the part of the record begins with the line "<memory>".
-_PART_START = re.compile(rf"^(?=(?:{'|'.join(_KINDS)})$)(?<!^<memory>\n)", re.MULTILINE)
 
 
 class Part(NamedTuple):
@@ -62,46 +47,26 @@ class Part(NamedTuple):
     tokens: int
 
 
-class ReaderProgress(NamedTuple):
-    """The progress of a reader that learns facts from a session.
-
-    ``name``: the reader and the owner of its facts.
-    ``unread``: the number of messages that it has not read.
-    ``set_aside``: turns from which no facts could be learned.
-    """
-
-    name: str
-    unread: int
-    set_aside: tuple[SetAside, ...]
-
-
 @dataclass(frozen=True)
 class PromptPreview:
     """The prompt that the model would get for a question.
 
     ``question``: the question, "" before the first.
-    ``window``: the record before the question.
-    ``left``: the number of messages that had left the record before the question.
-    ``explanation``: why each fact is in the prompt, or not.
-    ``facts``: the explained facts; facts of the prompt come first, in its order.
-    ``runs``: the parts in the order of the prompt, grouped by kind and role.
+    ``parts``: the parts in the order of the prompt.
     ``tokens``: tokens by kind, in the order of the prompt.
-    ``all_facts``: all facts of the owner.
-    ``active``: the number of messages of the current turn.
-    ``readers``: the progress of each reader that learns facts from the session.
+    ``summary``: the summary in the record, "" for none.
+    ``explanation``: why each fact is in the prompt, or not.
+    ``stats``: the statistics of the session before the question. Its ``pending``
+    messages count for the facts of ``namespace`` alone.
     ``memory``: the memory with the limits.
     """
 
     question: str
-    window: Window | None
-    left: int
-    explanation: Explanation
-    facts: list[ExplainedFact]
-    runs: list[list[Part]]
+    parts: list[Part]
     tokens: Counter[str]
-    all_facts: list[Fact]
-    active: int
-    readers: list[ReaderProgress]
+    summary: str
+    explanation: Explanation
+    stats: MemoryStats
     memory: CondensedMemory
 
 
@@ -155,27 +120,24 @@ async def preview_prompt(
         LimitError: The limits do not fit together.
     """
     memory = _memory_of(store, session_id, namespace, limits)
+    record = memory.condensed_block
+    stats = await read_stats(
+        memory.sql_store, record, memory.facts_block, session_id, with_pending=True
+    )
     readers = PreviewReaders(store.database)
     memory.sql_store.readers = readers
     # Reading the record makes older messages leave it.
-    prompt = await memory.aget()
+    prompt = await read_prompt(memory)
     # The jobs index the messages that have left.
     await memory.sql_store.jobs.stop()
-    window = memory.condensed_block.window(session_id)
-    left = await readers.count_messages(
-        session_id, status=ARCHIVED, last=window.seen.position if window else 0
-    )
     if question:
         data = storable(ChatMessage(question))
         readers.question = LogRow(LAST_ID, "user", data, time_ns(), ACTIVE)
         prompt = await _ask(memory, store)
-    parts: list[Part] = []
-    for message in prompt:
-        parts += _parts(message, memory.tokenizer_fn)
+    parts = list(_parts_of(memory, prompt))
     tokens = Counter[str]()
     for part in parts:
         tokens[part.kind] += part.tokens
-    all_facts = await store.facts.read(namespace, view=ALL_FACTS)
     latest = memory.facts_block.last_question
     # After the prompt, so that the explanation knows the record in it.
     explanation = await memory.facts_block.aexplain(
@@ -183,15 +145,11 @@ async def preview_prompt(
     )
     return PromptPreview(
         question=latest.text,
-        window=window,
-        left=left,
-        explanation=explanation,
-        facts=_sort_as_in_prompt(explanation.facts, memory.last_used().facts),
-        runs=[list(run) for _, run in groupby(parts, attrgetter("kind", "role"))],
+        parts=parts,
         tokens=tokens,
-        all_facts=all_facts.facts,
-        active=await readers.count_messages(session_id, status=ACTIVE),
-        readers=await _read_progress(store, memory),
+        summary=await record.asummary(session_id),
+        explanation=explanation,
+        stats=stats,
         memory=memory,
     )
 
@@ -215,64 +173,58 @@ def _memory_of(
     return memory
 
 
-async def _read_progress(
-    store: MemoryStore, memory: CondensedMemory
-) -> list[ReaderProgress]:
-    readers = store.readers
-    session_id = memory.session_id
-    progresses = []
-    for reader in await readers.names(session_id):
-        block, of, namespace = reader.partition(" of ")
-        if not reader.startswith(f"{memory.facts_block.name} "):
-            continue
-        _, state = await readers.state(session_id, reader)
-        progresses.append(
-            ReaderProgress(
-                name=f"{block}{of}{display_name(namespace)}",
-                unread=await readers.count_messages(session_id, reader=reader),
-                set_aside=progress_of(state).set_aside,
-            )
-        )
-    return progresses
-
-
-async def _ask(memory: CondensedMemory, store: MemoryStore) -> list[ChatMessage]:
+async def _ask(memory: CondensedMemory, store: MemoryStore) -> Prompt:
     """Return the prompt for the question; the index has the turn before it, too."""
     index = memory.condensed_block.index(memory.session_id)
     if index is None:
-        prompt = await memory.aget()
+        prompt = await read_prompt(memory)
         # The first prompt from which messages have left begins the index.
         index = memory.condensed_block.index(memory.session_id)
         if index is None:
             return prompt
     turn = await store.readers.find(memory.session_id, [ACTIVE])
     index.add(turn)
-    prompt = await memory.aget()
+    prompt = await read_prompt(memory)
     await memory.sql_store.jobs.stop()
     return prompt
 
 
-def _sort_as_in_prompt(
-    facts: Iterable[ExplainedFact], used_facts: Iterable[RankedFact]
-) -> list[ExplainedFact]:
-    """Return the facts of the prompt first, in its order, and then the further facts."""
-    places = {used.fact.id: i for i, used in enumerate(used_facts)}
-    return sorted(facts, key=lambda entry: places.get(entry.fact.id, len(places)))
-
-
-def _parts(message: ChatMessage, counter: TokenCounter) -> Iterator[Part]:
-    """Yield the parts of a message: of the memory's message several, of any other message a single one."""
-    role = message.role.value
-    texts = [block.text for block in message.blocks if isinstance(block, TextBlock)]
-    if not texts or not texts[0].startswith("<memory>\n"):
-        kind = "question" if role == "user" else "turn"
-        text = body_of(message)
-        yield Part(kind, role, text, counter.count(text))
-        return
-    kind = "profile" if texts[0].startswith(_PROFILE_START) else "record"
-    for block_text in texts:
-        for text in filter(None, _PART_START.split(block_text)):
-            # The question is last; a line of it may look like the start of a part.
-            if kind != "question":
-                kind = _KINDS.get(text.partition("\n")[0], kind)
+def _parts_of(memory: CondensedMemory, prompt: Prompt) -> Iterator[Part]:
+    """Yield the parts of a prompt: the elements of the memory, and the messages of the turn."""
+    counter = memory.tokenizer_fn
+    joined = prompt.fitted.joined
+    for message in assemble(memory, prompt, goes_on=False):
+        role = message.role.value
+        blocks = message.blocks
+        if joined and blocks[: len(joined)] == joined:
+            for kind, text in _elements(memory, prompt.fitted.contents):
+                yield Part(kind, role, text, counter.count(text))
+            blocks = blocks[len(joined) :]
+        text = body_of(message.model_copy(update={"blocks": blocks}))
+        if text:
+            kind = "question" if role == "user" else "turn"
             yield Part(kind, role, text, counter.count(text))
+
+
+def _elements(
+    memory: CondensedMemory, contents: Mapping[str, Section]
+) -> list[tuple[str, str]]:
+    """Return the kind and the text of each element of the memory's message."""
+    kinds = {
+        PROFILE_NAME: "profile",
+        memory.condensed_block.name: "record",
+        memory.facts_block.name: "facts",
+    }
+    elements = []
+    changes = ""
+    opening = "<memory>\n"
+    for name, section in contents.items():
+        text = f"{opening}<{name}>\n{section.without_changes.text}</{name}>\n"
+        elements.append((kinds[name], text))
+        opening = ""
+        changes += section.changes.text
+    kind, text = elements.pop()
+    elements.append((kind, f"{text}</memory>\n\n"))
+    if changes:
+        elements.append(("record", changes))
+    return elements

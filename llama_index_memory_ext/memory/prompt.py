@@ -28,7 +28,7 @@ from llama_index_memory_ext.text.parts import NO_PARTS, Section
 from llama_index_memory_ext.text.turns import ends_with_answer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from llama_index.core.memory import BaseMemoryBlock
 
@@ -41,20 +41,18 @@ class Turn(NamedTuple):
     ``messages``: the active messages of the session; none if the question follows.
     ``query``: the messages and the question, for which the blocks select their content.
     ``question_follows``: the caller sends the question behind the prompt.
-    ``unread``: the user's words in other sessions that were not read for facts.
     """
 
     snapshot: Snapshot
     messages: list[ChatMessage]
     query: list[ChatMessage]
     question_follows: bool
-    unread: Sequence[LogRow] = ()
 
 
 class _FittedContents(NamedTuple):
     """The contents of the memory blocks, truncated to a number of tokens.
 
-    ``contents``: the content of each block, by its name.
+    ``contents``: the profile and the content of each block, by name in their order.
     ``joined``: these contents as the content of one message.
     ``messages``: further messages, from blocks whose content is messages.
     ``tokens_left``: below 0 if the contents are still too long.
@@ -79,7 +77,7 @@ class Prompt(NamedTuple):
     sources: MemorySearchResult
 
 
-async def read_turn(memory: MemoryFields, question: ChatMessage | None) -> Turn:
+async def _read_turn(memory: MemoryFields, question: ChatMessage | None) -> Turn:
     """Read the current turn; before a question that follows, move a completed turn into the record.
 
     LlamaIndex's chat engines put their question only with its answer. The turn moves as
@@ -128,15 +126,24 @@ async def _read_snapshot(memory: MemoryFields) -> Snapshot:
 
 
 async def read_prompt(
-    memory: MemoryFields, turn: Turn, reserved: int, block_kwargs: dict[str, Any]
+    memory: MemoryFields,
+    question: ChatMessage | None = None,
+    *,
+    reserved: int = 0,
+    unread: Sequence[LogRow] = (),
+    block_kwargs: Mapping[str, Any] = {},
 ) -> Prompt:
-    """Return a turn with the content of the memory, within the limit without ``reserved`` tokens."""
+    """Return the current turn with the content of the memory, within the limit without ``reserved`` tokens.
+
+    ``unread``: the user's words in other sessions that were not read for facts.
+    """
+    turn = await _read_turn(memory, question)
     # The messages that the model receives beside the memory.
     messages = turn.messages
     if turn.question_follows:
         messages = [*turn.query, template.ACKNOWLEDGED]
     room = memory.token_limit - reserved - await tokens_of(memory, messages)
-    contents = await _ask_blocks(memory, turn, room, block_kwargs)
+    contents = await _ask_blocks(memory, turn, room, unread, block_kwargs)
     fitted = await _fit(memory, contents, room, turn.messages)
     roles = []
     if fitted.joined:
@@ -149,52 +156,50 @@ async def read_prompt(
 
 
 async def _ask_blocks(
-    memory: MemoryFields, turn: Turn, room: int, block_kwargs: dict[str, Any]
+    memory: MemoryFields,
+    turn: Turn,
+    room: int,
+    unread: Sequence[LogRow],
+    block_kwargs: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the content of each memory block by its name, in the order of their priorities.
+    """Return the profile of the user, and the content of each memory block by its name.
 
-    The profile of the user stands in front of all of them; another block of facts has
-    none.
+    The blocks are asked in the order of their priorities.
     """
     record = memory.condensed_block
     facts = memory.facts_block
-    profile = NO_PARTS
     contents: dict[str, Any] = {}
     blocks: list[Any] = sorted(
         memory.memory_blocks, key=lambda block: block.priority, reverse=True
     )
     for block in blocks:
-        # The snapshot has the position of this record and the facts of this user.
-        snapshot = None
-        if isinstance(block, LogBlock) and block.store is memory.sql_store:
-            snapshot = turn.snapshot
         content: Any
         if block is facts:
+            # The facts of a temporary memory are in another store.
+            is_in_store = facts.store is memory.sql_store
             selected = await facts.aselect(
                 turn.query,
                 memory.session_id,
-                snapshot,
+                turn.snapshot if is_in_store else None,
                 _record_in(memory, contents, turn, room),
-                turn.unread,
+                unread,
             )
-            profile = selected.profile
+            contents[PROFILE_NAME] = selected.profile
             content = selected.question
         elif block is record:
-            content = await record.arecord(turn.query, memory.session_id, snapshot)
+            content = await record.arecord(turn.query, memory.session_id, turn.snapshot)
         else:
             content = await block.aget(
                 turn.query, session_id=memory.session_id, **block_kwargs
             )
-        if not content:
-            continue
-        if not isinstance(content, str | list | Section):
-            raise ValueError(  # noqa: TRY004 - LlamaIndex raises the same
-                f"Block {block.name!r} returned {type(content).__name__}; expected str or a list of content blocks."
-            )
+            if content and not isinstance(content, str | list):
+                raise ValueError(
+                    f"Block {block.name!r} returned {type(content).__name__}; expected str or a list of content "
+                    "blocks."
+                )
         contents[block.name] = content
-    if profile:
-        contents = {PROFILE_NAME: profile, **contents}
-    return contents
+    names = [PROFILE_NAME, *(block.name for block in memory.memory_blocks)]
+    return {name: contents[name] for name in names if contents.get(name)}
 
 
 def _record_in(
@@ -208,7 +213,7 @@ def _record_in(
     block = memory.condensed_block
     window = block.window(memory.session_id)
     record = contents.get(block.name)
-    if window is None or record is None:
+    if window is None or not record:
         return None
     active = [row.id for row in turn.snapshot.active]
     # A longer entry may be clipped, and then shows only a part of its message.
@@ -257,25 +262,23 @@ async def _join(
 ) -> _FittedContents:
     shape = memory.memory_blocks_template
     split_contents = contents
+    changes: list[ContentBlock] = []
     tokens_left = -1
     if isinstance(shape, template.MemoryBlocksTemplate):
         split_contents = template.content_of(contents, memory.cache_points, turn)
+        changes = split_contents.pop(template.CHANGES, [])
         tokens_left = room - template.max_tokens(contents, memory.tokenizer_fn)
     parts: list[tuple[str, list[ContentBlock]]] = []
     messages: list[ChatMessage] = []
-    for name in (PROFILE_NAME, *(block.name for block in memory.memory_blocks)):
-        content = split_contents.get(name)
-        if not content:
-            continue
-        if isinstance(content, Section):
-            content = content.text
-        if isinstance(content, str):
-            content = [TextBlock(text=content)]
-        if isinstance(content[0], ChatMessage):
+    for name, content in split_contents.items():
+        text = content.text if isinstance(content, Section) else content
+        if text and isinstance(text, str):
+            parts.append((name, [TextBlock(text=text)]))
+        elif content and isinstance(content[0], ChatMessage):
             messages += content
-        else:
+        elif content:
             parts.append((name, content))
-    joined = template.joined(shape, parts)
+    joined = [*template.joined(shape, parts), *changes]
     if tokens_left < 0:
         # The bound of our template may be too high, never too low. The exact count is
         # slower.
@@ -330,4 +333,6 @@ def _sources_in(memory: MemoryFields, contents: dict[str, Any]) -> MemorySearchR
     profile = contents.get(PROFILE_NAME, NO_PARTS)
     facts = contents.get(memory.facts_block.name, NO_PARTS)
     record = contents.get(memory.condensed_block.name, NO_PARTS)
-    return MemorySearchResult((*profile.sources, *facts.sources), tuple(record.sources))
+    # A sticky message that tells a change stands in two places.
+    messages = tuple(dict.fromkeys(record.sources))
+    return MemorySearchResult((*profile.sources, *facts.sources), messages)

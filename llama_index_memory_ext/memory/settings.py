@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.memory import BaseMemoryBlock
@@ -105,8 +104,8 @@ def limits_for(
     total = _total_limit(window, token_limit, described)
     if total < _LEAST:
         raise LimitError(
-            f"token_limit={total}{described} leaves a record no room: it must be at least {_LEAST}, three quarters of "
-            "the window. Raise token_limit or context_window."
+            f"token_limit={total}{described} leaves no room for a record: it must be at least {_LEAST}, three quarters "
+            "of the window. Raise token_limit or context_window."
         )
     if facts is None:
         facts = _facts_limit(total, condensed)
@@ -218,25 +217,12 @@ def session_id_for(session_id: str | None, store: MemoryStore) -> str:
     return generate_chat_store_key()
 
 
-def check_host_arguments(
-    chat_history: object, token_flush_size: object, memory_blocks_concurrency: object
-) -> None:
-    """Refuse a text as the history, and warn the caller of ``from_defaults`` of arguments that do nothing here."""
+def check_history(chat_history: object) -> None:
+    """Raise a SettingError for a text as the history."""
     if isinstance(chat_history, str):
         raise SettingError(
             "The second argument is chat_history, a list of messages; saw a str. Pass a user by name: user_id=..."
         )
-    for name, value, default in (
-        ("token_flush_size", token_flush_size, None),
-        ("memory_blocks_concurrency", memory_blocks_concurrency, 1),
-    ):
-        if value != default:
-            warnings.warn(
-                f"{name}={describe_value(value)} has no effect in a CondensedMemory: chat_history_token_ratio decides "
-                "how many turns move into the record, and one block is read after the other. Leave it out.",
-                UserWarning,
-                stacklevel=3,
-            )
 
 
 def warn_without_summary_model(record_block: CondensedMemoryBlock) -> None:

@@ -82,6 +82,8 @@ async def read_stats(
     record: CondensedMemoryBlock,
     facts: RelevantFactsBlock,
     session_id: str,
+    *,
+    with_pending: bool,
 ) -> MemoryStats:
     """Return the statistics of a session, from its two blocks and their store."""
     # Loaded only when a program asks for statistics.
@@ -92,8 +94,11 @@ async def read_stats(
     reader = facts.reader_of(session_id)
     count = store.readers.count_messages
     now = facts.now()
-    position, _ = await store.readers.state(session_id, record.name)
     _, state = await store.readers.state(session_id, reader)
+    pending = None
+    if with_pending:
+        pending = await count(session_id, reader=reader)
+    position, _ = await store.readers.state(session_id, record.name)
     visible_facts = (await store.facts.read(namespace, view=facts.view)).facts
     return MemoryStats(
         session_id=session_id,
@@ -105,7 +110,7 @@ async def read_stats(
         left=await count(session_id, status=ARCHIVED, last=position),
         facts=sum(fact.state(now) == "present" for fact in visible_facts),
         retired=sum(fact.retired for fact in visible_facts),
-        pending=await count(session_id, reader=reader) if facts.extract_facts else None,
+        pending=pending,
         failures={**facts.failures_of(session_id), **record.failures_of(session_id)},
         rejections=facts.rejections,
         set_aside=progress_of(state).set_aside,

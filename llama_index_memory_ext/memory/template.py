@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.text.tokens import TokenCounter
 
 
+# The name of what has changed among the contents of memory blocks.
+CHANGES = "what has changed"
+
+
 class MemoryBlocksTemplate(RichPromptTemplate):
     """Joins the blocks' texts as they are.
 
@@ -88,6 +92,8 @@ def content_of(
 ) -> dict[str, Any]:
     """Return the content of each memory block for LlamaIndex, the record as text blocks with cache points.
 
+    What has changed is apart from its record, as ``CHANGES``.
+
     A prompt has at most four cache points; other memory blocks and the ``messages`` may
     have some already. A cache point follows the profile, if the points of the
     record leave two: a request may mark its end, too.
@@ -98,7 +104,12 @@ def content_of(
         if not (content and isinstance(content, Section)):
             continue
         used_points = points - _points_in(content)
-        split_contents[name] = content_blocks(content, cache_points, used_points)
+        changes = content.changes
+        if changes:
+            split_contents[CHANGES] = [TextBlock(text=changes.text)]
+        split_contents[name] = content_blocks(
+            content.without_changes, cache_points, used_points
+        )
         if name == PROFILE_NAME and cache_points and MOST_CACHE_POINTS - points > 1:
             split_contents[name].append(cache_point(cache_points))
             points += 1

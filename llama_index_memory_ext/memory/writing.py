@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from llama_index_memory_ext.background.jobs import log_failure
 from llama_index_memory_ext.background.locks import LOOK_SECONDS, at_fork, lock_for
 from llama_index_memory_ext.errors import StoreTimeoutError, TurnError
-from llama_index_memory_ext.record.media import has_answer_before_question
 from llama_index_memory_ext.store.rows import SessionAccess
 from llama_index_memory_ext.text.entries import (
     MEDIA_TOKENS,
     characters_of,
-    tokens_with_pictures,
+    message_tokens,
 )
 from llama_index_memory_ext.text.messages import Plan, checked_messages, redact_message
 from llama_index_memory_ext.text.tokens import LONG_CHARACTERS
@@ -118,15 +117,6 @@ async def write(
     return appended.written
 
 
-def plan_question(memory: MemoryFields, messages: Sequence[ChatMessage]) -> int:
-    """Return the plan of ``plan_flush``; warn if the question before the last one has no answer."""
-    roles = [message.role.value for message in messages]
-    is_guarded = memory.shared or run_name(memory) in _holders
-    if not is_guarded and not has_answer_before_question(roles):
-        _warn_of_two_runs()
-    return plan_flush(memory, messages)
-
-
 def plan_flush(memory: MemoryFields, messages: Sequence[ChatMessage]) -> int:
     """Return how many of the oldest messages leave short-term memory."""
     ratio = memory.chat_history_token_ratio
@@ -158,7 +148,7 @@ async def single_run(memory: M) -> AsyncIterator[M]:
     task = asyncio.current_task()
     if _holders.get(name) is task:
         raise TurnError(
-            "This task is within memory.turn() already; run the agent without opening another."
+            "This task is already inside memory.turn(); run the agent without opening another."
         )
     async with lock_for("turn", *name):
         # The lock orders the tasks of one event loop; a task of another loop can only
@@ -190,17 +180,12 @@ async def tokens_of(memory: MemoryFields, messages: Sequence[ChatMessage]) -> in
 def tokens_of_message(memory: MemoryFields, message: ChatMessage) -> int:
     """Return the tokens of a message, with the estimates of the memory for media."""
     estimates = {
-        kind: getattr(memory, f"{kind}_token_size_estimate") for kind in MEDIA_TOKENS
+        **MEDIA_TOKENS,
+        "image": memory.image_token_size_estimate,
+        "audio": memory.audio_token_size_estimate,
+        "video": memory.video_token_size_estimate,
     }
-    return tokens_with_pictures(message, memory.tokenizer_fn, estimates)
-
-
-@cache
-def _warn_of_two_runs() -> None:
-    logger.warning(
-        "A question was put before the last question of its session was answered. If its run failed, that is right. "
-        "Two runs at once would both answer the later question: put each run into `async with memory.turn():`."
-    )
+    return message_tokens(message, memory.tokenizer_fn, estimates)
 
 
 @cache

@@ -69,8 +69,6 @@ _MOST_RANKED = 1_000
 _TIME_SHARE = 1.0
 # A question about now takes this share from the oldest message.
 _AGE_SHARE = 0.3
-# No log has this epoch, so a broken index is made anew.
-_BROKEN = -1
 _INDEXED_CHARACTERS = 20_000
 # A question about the record keeps at least this share of its budget.
 _LEAST_SHARE = 0.25
@@ -120,10 +118,12 @@ class Fitting(NamedTuple):
         messages: The messages to recall, within the asking share of the budget.
         heat: The similarities of the messages within the whole budget, by their rows.
             Messages of several rows, and messages that must be clipped, are left out.
+        record_rows: The first rows of messages in the record that match, too.
     """
 
     messages: list[RankedMessage]
     heat: dict[int, float]
+    record_rows: frozenset[int] = frozenset()
 
 
 class _Matches(NamedTuple):
@@ -149,13 +149,10 @@ class _Matches(NamedTuple):
             int(self.tokens[place]),
         )
 
-
-class _RowGroup(NamedTuple):
-    """The rows of a message, or of a call with its results, and the words and the tokens of each row."""
-
-    rows: list[LogRow]
-    words: list[str]
-    tokens: list[int]
+    def rows_from(self, start: int) -> frozenset[int]:
+        """Return the first row of each matching message from this place on."""
+        places = self.order[self.order >= start].tolist()
+        return frozenset(self.messages[place].row_ids[0] for place in places)
 
 
 class MessageIndex:
@@ -213,10 +210,8 @@ class MessageIndex:
         self._of_user = array("b")
         # The ids of the messages in the ranker.
         self._ids: list[str] = []
-        # The last message, whose results may still come; [] before the first.
-        self._groups: list[_RowGroup] = []
-        # Whether the last call is of ``SEARCH_TOOL``, so that its results are left out.
-        self._is_search_call = False
+        # The rows of the last message, whose results may still come.
+        self._last_rows: list[LogRow] = []
         self._lock = thread_lock()
 
     def __len__(self) -> int:
@@ -227,32 +222,31 @@ class MessageIndex:
         """The current day in the time zone, or else at the offset of the newest message."""
         return now_in(self._time_zone or self._offset).date()
 
-    @property
-    def is_broken(self) -> bool:
-        """Whether the index must be made anew."""
-        return self.epoch == _BROKEN
-
-    def drop(self) -> None:
-        """Mark the index as broken."""
-        self.epoch = _BROKEN
-
     def add(self, rows: Iterable[LogRow]) -> None:
         """Index rows, oldest first; skip rows that are indexed."""
         with self._lock:
             new = [row for row in rows if row.id > self.newest]
             if not new:
                 return
-            indexed = len(self._groups)
-            rows_before = [len(group.rows) for group in self._groups]
+            indexed_rows = len(self._last_rows)
+            groups = [self._last_rows]
             for row in new:
-                self._add_to_groups(row)
-            if rows_before != [len(group.rows) for group in self._groups[:indexed]]:
+                speech = spoken(row.message)
+                if speech:
+                    turns = turns_in([row.message], self.turns)
+                    self.turns = turns[1 - CONTEXT_TURNS :]
+                if row.is_result:
+                    groups[-1].append(row)
+                else:
+                    groups.append([row])
+            self._last_rows = groups[-1]
+            if len(groups[0]) == indexed_rows:
+                del groups[0]
+            else:
                 # A call is indexed again with its results.
-                self._remove_last(self._groups[0].rows[0].id)
-                indexed = 0
-            self._index_groups(self._groups[indexed:])
+                self._remove_last(groups[0][0].id)
+            self._index_groups([group for group in groups if _is_indexed(group[0])])
             self.newest = new[-1].id
-            del self._groups[:-1]
 
     def _remove_last(self, row_id: int) -> None:
         """Remove the last message if it begins with this row, but not from the ranker."""
@@ -267,48 +261,21 @@ class MessageIndex:
         ):
             values.pop()
 
-    def _add_to_groups(self, row: LogRow) -> None:
-        message = row.message
-        speech = spoken(message)
-        if speech:
-            self.turns = turns_in([message], self.turns)[1 - CONTEXT_TURNS :]
-        words = (speech or body_of(message))[:_INDEXED_CHARACTERS]
-        if row.is_result:
-            if self._groups and not self._is_search_call:
-                group = self._groups[-1]
-                group.rows.append(row)
-                group.words.append(words)
-                group.tokens.append(self._count(row))
-            return
-        self._is_search_call = {call.name for call in calls_of(message)} == {
-            SEARCH_TOOL
-        }
-        if self._is_search_call or row.role in INSTRUCTION_ROLES:
-            return
-        if words.strip():
-            self._groups.append(_RowGroup([row], [words], [self._count(row)]))
-
-    def _count(self, row: LogRow) -> int:
-        return tokens_of(entries_of([row], self._counter, self._tags, brief=True))
-
-    def _index_groups(self, groups: Sequence[_RowGroup]) -> None:
+    def _index_groups(self, groups: Sequence[Sequence[LogRow]]) -> None:
+        """Index groups of rows: a message, or a call with its results."""
         if not groups:
             return
-        times = times_of(
-            [group.rows[0] for group in groups], self._time_zone, self._offset
-        )
+        times = times_of([rows[0] for rows in groups], self._time_zone, self._offset)
         if times[-1]:
             self._offset = times[-1].tzinfo
         documents: list[tfidf.Document] = []
-        for group, day in zip(groups, map(day_of, times), strict=True):
-            tokens = sum(group.tokens)
+        for rows, day in zip(groups, map(day_of, times), strict=True):
+            tokens = tokens_of(entries_of(rows, self._counter, self._tags, brief=True))
             if not tokens:
                 continue
-            first = group.rows[0]
-            text = "\n".join(group.words)
-            self._messages.append(
-                IndexedMessage(tuple(row.id for row in group.rows), day)
-            )
+            first = rows[0]
+            text = "\n".join(map(_words_of, rows))
+            self._messages.append(IndexedMessage(tuple(row.id for row in rows), day))
             self._tokens.append(tokens)
             self._questions.append(text.rstrip().endswith(_QUESTION_MARKS))
             self._of_user.append(first.role == MessageRole.USER.value)
@@ -429,7 +396,7 @@ class MessageIndex:
                 recalled.append(ranked)
             if ranked.tokens <= message_limit and len(ranked.message.row_ids) == 1:
                 heat[ranked.message.row_ids[0]] = ranked.similarity
-        return Fitting(recalled, heat)
+        return Fitting(recalled, heat, matches.rows_from(record_start))
 
     def clip_for(self, question: str) -> Callable[[str, int], str]:
         """Return a function that clips a text to the sentences with words of a question."""
@@ -468,6 +435,19 @@ class MessageIndex:
         return []
 
 
+def _is_indexed(row: LogRow) -> bool:
+    """Return whether a message with this first row is indexed: instructions and calls of a search are not."""
+    names = {call.name for call in calls_of(row.message)}
+    return not (
+        row.is_result or row.role in INSTRUCTION_ROLES or names == {SEARCH_TOOL}
+    )
+
+
+def _words_of(row: LogRow) -> str:
+    words = spoken(row.message) or body_of(row.message)
+    return words[:_INDEXED_CHARACTERS]
+
+
 def favour_answers(
     questions: NDArray[np.bool_], similarity: tfidf.Values
 ) -> tfidf.Values:
@@ -477,7 +457,7 @@ def favour_answers(
     """
     favoured = np.where(questions, _QUESTION_SHARE * similarity, similarity)
     favoured[1:] += _ANSWER_SHARE * np.where(questions, similarity, 0.0)[:-1]
-    return tfidf.divided_by_best(favoured)
+    return favoured
 
 
 def favour_speaker(
@@ -490,8 +470,7 @@ def favour_speaker(
     if not speaker:
         return similarity
     is_favoured = of_user == (speaker == USER)
-    favoured = np.where(is_favoured, _SPEAKER_FACTOR * similarity, similarity)
-    return tfidf.divided_by_best(favoured)
+    return np.where(is_favoured, _SPEAKER_FACTOR * similarity, similarity)
 
 
 def said_within(

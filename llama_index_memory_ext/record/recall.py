@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,7 +22,6 @@ from llama_index_memory_ext.record.index import (
 from llama_index_memory_ext.record.text import (
     earlier_section,
 )
-from llama_index_memory_ext.search import tfidf
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
 from llama_index_memory_ext.store.readers import rows_in_epoch
 from llama_index_memory_ext.store.rows import LogRow, ReadPosition, Snapshot
@@ -47,7 +45,6 @@ from llama_index_memory_ext.words.tokens import terms_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Sequence
-    from datetime import date
 
     from llama_index.core.base.embeddings.base import BaseEmbedding
 
@@ -112,11 +109,10 @@ class FoundMessage:
 
 
 class _ShownMessage(NamedTuple):
-    """A message that a question has found, the entries of its rows, and its speaker in a session of several users."""
+    """A message that a question has found, and the entries of its rows."""
 
     message: FoundMessage
     entries: list[Entry]
-    speaker: str = ""
 
 
 class RecalledMessages(NamedTuple):
@@ -133,23 +129,10 @@ class RecalledMessages(NamedTuple):
     is_cached: bool = False
 
 
-class _Request(NamedTuple):
-    """All that decides which messages are recalled. ``record_row`` is the first row of the record."""
-
-    question: str
-    context: tuple[str, ...]
-    record_row: int
-    budget: RecallBudget
-    epoch: int
-    newest: int
-    has_all_rows: bool
-    today: date
-
-
 class _Recalled(NamedTuple):
-    """The last request in a session, and the messages that it recalled."""
+    """The last request in a session, all that decides which messages are recalled, and these messages."""
 
-    request: _Request
+    request: tuple[object, ...]
     messages: RecalledMessages
 
 
@@ -159,12 +142,11 @@ class MessageSearch:
 
     Equal searches of a store share the index of each session, in the cache of the store.
     With an ``embed_model``, messages are embedded in the background, and no question
-    waits for that. ``failures`` counts the failures of rankers by type.
+    waits for that.
     """
 
     reader: RecordReader
     embed_model: BaseEmbedding | None = field(default=None, repr=False, compare=False)
-    failures: Counter[str] = field(default_factory=Counter)
 
     @property
     def _settings(self) -> tuple[object, ...]:
@@ -229,25 +211,28 @@ class MessageSearch:
         limit = self.reader.recall_limit - tags
         if limit <= 0:
             return RecalledMessages()
-        await self._add_snapshot(session_id, snapshot)
-        index = await self._current_index(session_id, window.seen)
+        index = await self._current_index(session_id, window.seen, snapshot)
         if index is None:
             return RecalledMessages()
         question, context = question_in(messages, index.turns, CONTEXT_TURNS)
         if len(set(terms_in(question[:_QUESTION_CHARACTERS]))) > _ENOUGH_TERMS:
             context = []
         await self._prepare(session_id, index, [question, *context])
-        request = _Request(
+        record_row = window.seen.last_id + 1
+        if window.entries:
+            record_row = window.entries[0].row_id
+        budget = recall_budget(
             question,
-            tuple(context),
-            window.entries[0].row_id if window.entries else window.seen.last_id + 1,
-            recall_budget(
-                question,
-                limit,
-                self.reader.room - window.tokens - tags,
-                recall_when=self.reader.recall_when,
-                by_meaning=index.embeddings is not None,
-            ),
+            limit,
+            self.reader.room - window.tokens - tags,
+            recall_when=self.reader.recall_when,
+            by_meaning=index.embeddings is not None,
+        )
+        request = (
+            question,
+            *context,
+            record_row,
+            budget,
             index.epoch,
             index.newest,
             index is self.index(session_id),
@@ -259,18 +244,15 @@ class MessageSearch:
         if last and last.request == request:
             return last.messages._replace(is_cached=True)
         message_limit = max(int(limit * _MESSAGE_SHARE), min(limit, SHORT_TOKENS))
-
         heat: dict[int, float] = {}
+        record_rows: set[int] = set()
 
         def choose() -> list[RankedMessage]:
             fitting = index.fitting(
-                question,
-                request.context,
-                request.record_row,
-                request.budget,
-                message_limit,
+                question, context, record_row, budget, message_limit
             )
             heat.update(fitting.heat)
+            record_rows.update(fitting.record_rows)
             return sorted(fitting.messages)
 
         shown_messages = await self._show(
@@ -281,31 +263,27 @@ class MessageSearch:
             return RecalledMessages()
         self.reader.heat_up(session_id, window, heat)
         recalled = recalled_messages(
-            shown_messages, window.sticky_heat, counter, index.today.isoformat()
+            shown_messages,
+            window,
+            record_rows,
+            index.today.isoformat(),
+            budget.most + tags,
         )
         # Vectors may come later, and a failed index is made anew.
         if index.embeddings is None and index.epoch == window.seen.epoch:
             self.reader.store.cache.put(session_id, key, _Recalled(request, recalled))
         return recalled
 
-    async def _add_snapshot(self, session_id: str, snapshot: Snapshot | None) -> None:
-        """Index the new rows of a snapshot, if no row is missing between the index and the snapshot."""
-        index = self.index(session_id)
-        if snapshot is None or index is None:
-            return
-        rows = snapshot.log_behind(ReadPosition(index.epoch, last_id=index.newest))
-        if rows:
-            with tfidf.suppress_failures(
-                self.failures, "Earlier messages were not indexed", index.drop
-            ):
-                await self._add_rows(index, rows)
-            self._keep(session_id, index)
-
     async def _current_index(
-        self, session_id: str, seen: ReadPosition
+        self, session_id: str, seen: ReadPosition, snapshot: Snapshot | None
     ) -> MessageIndex | None:
         """Return the index, up to the last row of the record if time allows; None without an index of this epoch."""
         index = self.index(session_id)
+        if snapshot and index:
+            rows = snapshot.log_behind(ReadPosition(index.epoch, last_id=index.newest))
+            if rows:
+                await self._add_rows(index, rows)
+                self._keep(session_id, index)
         if index is None or index.epoch != seen.epoch or index.newest < seen.last_id:
             key = JobKey(session_id, self.reader.name)
             index_log = partial(self._index_log, session_id)
@@ -345,12 +323,12 @@ class MessageSearch:
                 lambda: index.ranked(question)[:most],
                 min(message_limit, LONGEST_MESSAGE_TOKENS),
             )
-        if messages is None and not index.is_broken:
+        if messages is None:
             # Rows were deleted meanwhile.
             return await self.search(
                 session_id, question, most=most, message_limit=message_limit
             )
-        return [match.message for match in messages or []]
+        return [match.message for match in messages]
 
     async def _show(
         self,
@@ -363,11 +341,7 @@ class MessageSearch:
         """Return the chosen messages that can be shown; None if rows were deleted since they were indexed."""
 
         def show(tx: Transaction) -> list[_ShownMessage] | None:
-            chosen: list[RankedMessage] = []
-            with tfidf.suppress_failures(
-                self.failures, "Earlier messages were not found", index.drop
-            ):
-                chosen = choose()
+            chosen = choose()
             row_ids = [row_id for ranked in chosen for row_id in ranked.message.row_ids]
             rows = rows_in_epoch(tx, session_id, row_ids, index.epoch)
             if rows is None:
@@ -514,43 +488,66 @@ def show_messages(
                 (stored[0].data.get("additional_kwargs") or {}).get(ID_KEY),
                 is_whole=tokens <= limit,
             )
-            shown_messages.append(
-                _ShownMessage(found_message, entries, stored[0].speaker)
-            )
+            shown_messages.append(_ShownMessage(found_message, entries))
     return shown_messages
 
 
 def recalled_messages(
     messages: Sequence[_ShownMessage],
-    sticky: Container[int],
-    counter: TokenCounter,
+    window: Window,
+    record_rows: Container[int],
     today: str,
+    limit: int,
 ) -> RecalledMessages:
-    """Return the messages, and a section without the sticky messages; the user's changes stand last.
+    """Return the messages, and a section without the sticky messages, within ``limit`` tokens.
 
-    A change has its day, unless it is ``today``.
+    The user's changes stand last. Changes in these rows of the record are repeated: a
+    small model otherwise answers with an older change.
     """
+    counter = window.counter
     recalled: list[Part] = []
-    changes: list[Part] = []
-    for message, entries, speaker in messages:
-        if message.row_ids[0] in sticky:
-            continue
+    changes: list[Entry] = []
+    for message, entries in messages:
         sources = (message,)
-        # A line of a change does not name its speaker.
-        is_user = message.role == MessageRole.USER.value and not speaker
-        if is_user and tells_change(message.text):
-            text = f"- {message.text}\n"
-            if message.day not in ("", today):
-                text = f"- {message.text} ({message.day})\n"
-            changes.append(Part("changed", text, counter.count(text), sources=sources))
-        else:
+        if message.is_whole and _is_change(entries[0]):
+            changes.append(replace(entries[0], day=message.day, sources=sources))
+        elif message.row_ids[0] not in window.sticky_heat:
             text = "".join(entry.text for entry in entries)
             tokens = tokens_of(entries)
             recalled.append(Part("recalled", text, tokens, message.day, sources))
+    in_record = [entry for entry in window.entries if entry.row_id in record_rows]
+    changes += filter(_is_change, in_record)
     earlier = earlier_section(recalled, counter)
-    changed = counted_section(changes, counter)
+    changed = _changed_section(changes, counter, today)
     section = Section([*earlier.parts, *changed.parts], earlier.tokens + changed.tokens)
+    if section.tokens > limit:
+        section = section.without(section.tokens - limit, counter)
     return RecalledMessages(section, [match.message for match in messages])
+
+
+def _is_change(entry: Entry) -> bool:
+    """Return whether an entry is a short message in which the user tells a change.
+
+    False in a session of several users: a line of a change does not name its speaker.
+    """
+    opening, _ = entry.tags
+    is_users = opening in ("<message user>", '<message role="user">')
+    return is_users and entry.tokens <= SHORT_TOKENS and tells_change(entry.body)
+
+
+def _changed_section(
+    changes: Sequence[Entry], counter: TokenCounter, today: str
+) -> Section:
+    """Return changes as a list, a line for each with its day, unless it is of ``today``."""
+    parts = []
+    for change in changes:
+        words = ["-", *change.body.split()]
+        if change.day not in ("", today):
+            words.append(f"({change.day})")
+        line = " ".join(words) + "\n"
+        tokens = counter.count(line)
+        parts.append(Part("changed", line, tokens, sources=change.sources))
+    return counted_section(parts, counter)
 
 
 def answered_rows(rows: Sequence[LogRow]) -> Sequence[LogRow]:

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from llama_index.core.bridge.pydantic import ConfigDict, Field, model_serializer
 from llama_index.core.storage.chat_store.base_db import MessageStatus
@@ -40,7 +40,7 @@ from llama_index_memory_ext.store.deletion import (
 from llama_index_memory_ext.store.encryption import Cipher, EncryptionKey, TextFunction
 from llama_index_memory_ext.store.facts import Facts
 from llama_index_memory_ext.store.marks import SELECT_PLACES, encrypt_within, mark
-from llama_index_memory_ext.store.readers import Readers, find_rows
+from llama_index_memory_ext.store.readers import Readers
 from llama_index_memory_ext.store.rows import ALL_STATUSES, LogRow, messages_of
 from llama_index_memory_ext.store.sessions import SessionInfo, read_keys, read_sessions
 from llama_index_memory_ext.store.tables import LAST_ID, Row
@@ -61,7 +61,8 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_TABLE_NAME", "MemoryStore", "SessionInfo"]
 
 DEFAULT_TABLE_NAME = "llama_index_memory"
-_PAGE_ROWS = 500
+# So few that no event loop waits while their messages are parsed.
+_PAGE_ROWS = 100
 # A hundred years.
 _MOST_DAYS = 36_500
 _DAY_NANOSECONDS = 86_400e9
@@ -73,14 +74,6 @@ logger = logging.getLogger(__name__)
 
 
 _SELECT_DATA = "SELECT key, timestamp, role, status, data FROM {rows} ORDER BY id"
-
-
-class _Page(NamedTuple):
-    """Messages of a session, the number of their rows, and the last row."""
-
-    messages: list[ChatMessage]
-    rows: int
-    last_id: int
 
 
 class MemoryStore(SQLAlchemyChatStore):
@@ -285,23 +278,17 @@ class MemoryStore(SQLAlchemyChatStore):
         Messages that are written meanwhile come, too; deleted messages do not.
         """
         statuses = _statuses_of(status)
-
-        def read(tx: Transaction, after: int, limit: int, offset: int) -> _Page:
-            rows = find_rows(tx, key, statuses, after, limit=limit, offset=offset)
-            # Messages are parsed in this thread, so that no event loop waits.
-            return _Page(messages_of(rows), len(rows), rows[-1].id if rows else after)
-
         last_id = 0
         while limit:
-            page = await self.database.run(
-                read, last_id, min(limit, _PAGE_ROWS), offset, writes=False
+            rows = await self.readers.find(
+                key, statuses, last_id, limit=min(limit, _PAGE_ROWS), offset=offset
             )
-            for message in page.messages:
+            for message in messages_of(rows):
                 yield message
-            if page.rows < _PAGE_ROWS:
+            if len(rows) < _PAGE_ROWS:
                 return
-            last_id = page.last_id
-            limit -= page.rows
+            last_id = rows[-1].id
+            limit -= len(rows)
             offset = 0
 
     async def add_message(
@@ -606,9 +593,7 @@ class MemoryStore(SQLAlchemyChatStore):
         if self.database.in_memory:
             return True
         try:
-            return await self.database.run(
-                vacuum, in_transaction=False, seconds=_REWRITE_SECONDS
-            )
+            return await self.database.run(vacuum, seconds=_REWRITE_SECONDS)
         except StoreError as error:
             logger.warning(
                 "The database was not vacuumed: %s Deleted rows are gone, but their words may be in its files until "

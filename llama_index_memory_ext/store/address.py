@@ -40,16 +40,25 @@ _DRIVERS = {
     "postgresql+asyncpg": "postgresql+psycopg",
     "postgresql+psycopg": "postgresql+psycopg",
 }
-# What to do about a refused call, by a part of the reason.
-_HINTS = {
-    "disk is full": "Nothing was changed. Free twice the size of its file, which to delete and to vacuum take.",
-    "readonly database": (
-        "Nothing was changed: see who may write to the database, its file and folder (a temporary memory may not)."
-    ),
-    "read-only transaction": (
-        "Nothing was changed: see who may write to the database (a temporary memory may not)."
+# What to do about a connection that cannot be opened, and about a refused call.
+_CONNECTION_HINTS = {
+    "sqlite": "See whether it is a database of SQLite, and whether you may read it and write to its folder.",
+    "postgresql": (
+        "See whether it is there, and whether the address, the user and the password are right. Options are libpq's, "
+        "such as sslmode=require."
     ),
 }
+_CALL_HINT = (
+    "Nothing was changed, and the call can be made again. Its disk may be full, or you may not write to it, as a "
+    "temporary memory may not."
+)
+_MAKING_HINT = (
+    "Its tables are missing or of an earlier version: open it once as a user who may make and change tables; "
+    "afterwards reading and writing rows is all that is needed."
+)
+_LOST_HINT = (
+    "The connection was lost: look whether it was stored before you repeat the call."
+)
 
 
 class Settings(BaseModel, strict=True, arbitrary_types_allowed=True):
@@ -110,8 +119,8 @@ def _parsed(uri: Address) -> URL:
     # Raised outside the block, so that the error has no context with the address.
     raise StoreError(
         "async_database_uri must be a SQLAlchemy address such as 'sqlite:///memory.db' or "
-        "'postgresql://user@host/database', with '%40' for an '@' in a password; saw a text that is none. Pass a file "
-        "of SQLite as a Path, or behind 'sqlite:///', without uri= and mode=."
+        "'postgresql://user@host/database', with '%40' for an '@' in a password; saw another text. Pass a file "
+        "of SQLite as a Path, or after 'sqlite:///', without uri= and mode=."
     )
 
 
@@ -122,33 +131,19 @@ def driver_url(url: URL) -> URL:
 
 def connection_error(url: URL, error: Exception) -> StoreError:
     """Return a StoreError for a connection that could not be opened."""
-    hint = (
-        "See whether it is there, and whether the address, the user and the password are right. Options are libpq's, "
-        "such as sslmode=require."
-    )
-    if url.get_backend_name() == "sqlite":
-        hint = "See whether it is a database of SQLite, and whether you may read it and write to its folder."
     return StoreError(
-        f"The database at {without_password(url)} cannot be used: {reason_of(error)}. {hint}"
+        f"The database at {without_password(url)} cannot be used: {reason_of(error)}. "
+        f"{_CONNECTION_HINTS[url.get_backend_name()]}"
     )
 
 
 def call_error(url: URL, error: Exception, name: str) -> StoreError:
     """Return a StoreError for the call of this name that the database has refused."""
-    reason = reason_of(error)
-    hint = "Nothing was changed. The call can be made again."
-    for part, hint_for_part in _HINTS.items():
-        if part in reason:
-            hint = hint_for_part
-    if name == MAKING:
-        hint = (
-            "Its tables are missing or of an earlier version: open it once as a user who may make and change tables; "
-            "afterwards reading and writing rows is all that is needed."
-        )
+    hint = _MAKING_HINT if name == MAKING else _CALL_HINT
     if getattr(error, "connection_invalidated", False):
-        hint = "The connection was lost: look whether it was stored before you repeat the call."
+        hint = _LOST_HINT
     return StoreError(
-        f"The database at {without_password(url)} has refused {name}: {reason}. {hint}"
+        f"The database at {without_password(url)} has refused {name}: {reason_of(error)}. {hint}"
     )
 
 

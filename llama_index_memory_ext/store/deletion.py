@@ -422,6 +422,8 @@ def only_ending(facts: Mapping[str, Fact], deleted: Collection[str]) -> set[str]
 
 def vacuum(tx: Transaction) -> bool:
     """Rewrite the files of a database; False, and a warning in the log, if deleted words may remain."""
+    # It runs outside of a transaction.
+    tx.rollback()
     if tx.connection.dialect.name == "sqlite":
         return _vacuum_file(tx)
     return _vacuum_on_server(tx)
@@ -444,6 +446,8 @@ def _vacuum_on_server(tx: Transaction) -> bool:
     forbidden = [
         name for name in names if not tx.execute(_MAY_VACUUM, name=name).scalar()
     ]
+    tx.rollback()
+    tx.connection.execution_options(isolation_level="AUTOCOMMIT")
     tx.execute("SET statement_timeout = 0")
     try:
         tx.connection.exec_driver_sql(f"VACUUM {', '.join(names)}")

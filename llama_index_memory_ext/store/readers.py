@@ -23,7 +23,7 @@ from llama_index_memory_ext.store.tables import ARCHIVED, LAST_ID, OWN, SHARED
 from llama_index_memory_ext.store.transaction import Transaction, reads
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Sequence
 
     from llama_index_memory_ext.store.database import Database
     from llama_index_memory_ext.text.messages import Json
@@ -209,24 +209,15 @@ def read_snapshot(
         closed=OWN if access.shared else SHARED,
     ).all()
     session = result[0]
-    active = []
-    log = []
-    for row in result:
-        if row.id is None:
-            continue
-        log_row = LogRow.from_query(tx, key, row)
-        if log_row.is_active:
-            active.append(log_row)
-        else:
-            log.append(log_row)
+    rows = [LogRow.from_query(tx, key, row) for row in result if row.id is not None]
     return Snapshot(
         epoch=session.epoch,
         position=session.position,
         facts=FactsVersion(session.facts_epoch, session.facts_change),
         is_empty=session.newest is None,
         is_closed=bool(session.other_owners),
-        active=tuple(readable(active)),
-        log=tuple(log),
+        active=tuple(readable(row for row in rows if row.is_active)),
+        log=tuple(row for row in rows if not row.is_active),
     )
 
 
@@ -406,11 +397,6 @@ def unread_elsewhere(
 def has_session(tx: Transaction, key: str) -> bool:
     """Return whether a message was ever stored in a session."""
     return bool(tx.execute(_HAS_SESSION, key=key).scalar())
-
-
-def existing_sessions(tx: Transaction, keys: Collection[str]) -> list[str]:
-    """Return these sessions without those in which no message was ever stored."""
-    return [key for key in keys if has_session(tx, key)]
 
 
 def count_messages(

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from llama_index.core.base.llms.types import (
     ChatMessage,
-    ImageBlock,
     MessageRole,
     TextBlock,
     ToolCallBlock,
@@ -51,8 +50,8 @@ OUR_TAGS = frozenset(
     }
 )
 CLOSING = "</message>\n"
-# LlamaIndex's Memory counts these for a block that is not text.
-MEDIA_TOKENS = {"image": 256, "audio": 256, "video": 256, "document": 2048}
+# Tokens of a block that is not text; of a picture, LlamaIndex's estimate.
+MEDIA_TOKENS = {"image": 2_125, "audio": 256, "video": 256, "document": 2048}
 
 _NAME_CHARACTERS = 200
 _ROLE = "<message role="
@@ -60,8 +59,6 @@ _UNSEEN = f"[\u200c\u200d{CONTROLS}]"
 # A longer search would keep other threads waiting: it does not release the
 # interpreter's lock.
 _SEARCHED_CHARACTERS = 100_000
-# A picture's size stands at its beginning. Whole groups of base64.
-_PICTURE_BYTES = 65_536
 
 
 class ClippedText(NamedTuple):
@@ -333,40 +330,6 @@ def message_tokens(
     """Return the tokens of a message: exact for text and tool calls, ``media_tokens`` for blocks of other types."""
     media = sum(media_tokens.get(block.block_type, 0) for block in message.blocks)
     return counter.count(body_of(message)) + media
-
-
-def tokens_with_pictures(
-    message: ChatMessage, counter: TokenCounter, media_tokens: Mapping[str, int]
-) -> int:
-    """Return ``message_tokens``, but with LlamaIndex's estimate of pictures whose bytes are in the message.
-
-    The higher number counts for each picture. A picture elsewhere is not read.
-    """
-    tokens = message_tokens(message, counter, media_tokens)
-    for block in message.blocks:
-        if isinstance(block, ImageBlock):
-            tokens += max(_estimate_tokens(block) - media_tokens["image"], 0)
-    return tokens
-
-
-def _estimate_tokens(picture: ImageBlock) -> int:
-    """Return LlamaIndex's estimate of a picture whose bytes are in the block; 0 for a picture elsewhere."""
-    url = str(picture.url or "")
-    if isinstance(picture.image, bytes):
-        data = picture.image
-    elif url.startswith("data:"):
-        data = url.partition(",")[2].encode()
-    else:
-        return 0
-    # The whole takes long to decode.
-    beginning = picture.model_copy(update={"image": data[:_PICTURE_BYTES]})
-    try:
-        # The estimate is asynchronous in name alone: with the bytes at hand it waits
-        # for nothing.
-        beginning.aestimate_tokens().send(None)
-    except StopIteration as estimated:
-        return int(estimated.value)
-    return 0
 
 
 def tokens_of(messages: Iterable[Counted]) -> int:

@@ -71,7 +71,7 @@ def phrases(name: str, section: str) -> re.Pattern[str]:
     return re.compile(alternatives(section), re.IGNORECASE)
 
 
-def ends_of(text: str, characters: int) -> str:
+def ends_of(text: str, characters: int = 2_000) -> str:
     r"""Return a text; of a long text, only this number of ``characters`` at each end.
 
     The middle of a long text is mostly pasted.
@@ -355,16 +355,6 @@ def is_translation(first: str, second: str) -> bool:
         first_scores[first_language] - first_scores[second_language] >= _MARGIN
         and second_scores[second_language] - second_scores[first_language] >= _MARGIN
     )
-
-
-def may_be_english(text: str) -> bool:
-    """Return whether a text in Latin letters is not clearly in another language.
-
-    >>> may_be_english("Is a vegetarian"), may_be_english("Ich trinke keinen Kaffee"), may_be_english("我喝茶")
-    (True, False, False)
-    """
-    scores = _likelihoods(text)
-    return script_of(text) == "latin" and scores["en"] > max(scores.values()) - _MARGIN
 
 
 @lru_cache(maxsize=256)

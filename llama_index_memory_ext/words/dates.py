@@ -25,7 +25,9 @@ _CAPITALISED = frozenset({"en", "de"})
 # "The 20s" are 2020, and "the 30s" 1930.
 _LAST_DECADE = 20
 # The days of a day, a week, a month and a year, in the order of the section "units".
-_UNIT_DAYS = (1, 7, 30, 365)
+_WEEK_DAYS = 7
+_MONTH_DAYS = 30
+_UNIT_DAYS = (1, _WEEK_DAYS, _MONTH_DAYS, 365)
 # The month stands beside a number, or has a capital inside a sentence.
 _VERB_MAY = r"(?<!\d )(?:\bmay\b|(?<![\w,][ -])\bMay\b)(?!,? \d)"
 
@@ -88,14 +90,15 @@ def dates_in(text: str, code: str = "en") -> tuple[DateMention, ...]:
         phrases("calendar", "decade"),
     ]
     mentions: list[DateMention] = []
-    is_read = bytearray(len(text))
     for date_pattern in patterns:
         for match in date_pattern.finditer(text):
-            start, end = match.span()
-            readings = _readings(match, code)
-            if readings and not any(is_read[start:end]):
-                is_read[start:end] = bytes([1]) * (end - start)
-                mentions.append(DateMention(readings, start, end))
+            mention = DateMention(_readings(match, code), *match.span())
+            is_read = any(
+                mention.start < earlier.end and earlier.start < mention.end
+                for earlier in mentions
+            )
+            if mention.readings and not is_read:
+                mentions.append(mention)
     return tuple(sorted(mentions, key=lambda mention: mention.start))
 
 
@@ -172,14 +175,12 @@ def _names(code: str) -> _Names:
 
 def _foreign_names(code: str) -> dict[str, Day]:
     """Return the months and weekdays of a language: a line has its months, then its weekdays."""
+    in_order = [Day(month=number) for number in range(1, len(MONTHS) + 1)]
+    in_order += [Day(weekday=number) for number in range(len(WEEKDAYS))]
     days: dict[str, Day] = {}
     for line_code, *names in word_lists("calendar")["foreign"]:
         if line_code == code:
-            for number, name in enumerate(names, 1):
-                if number > len(MONTHS):
-                    days[name] = Day(weekday=number - len(MONTHS) - 1)
-                else:
-                    days[name] = Day(month=number)
+            days.update(zip(names, in_order, strict=False))
     return days
 
 
@@ -220,8 +221,7 @@ def relative_periods(text: str, today: date) -> Iterator[Period]:
     datetime.date(2025, 1, 1)
     """
     yield from _distant_periods("ago", text, today, -1)
-    for match in phrases("calendar", "last").finditer(text):
-        yield _last_period(match, today)
+    yield from _neighbouring_periods("last", text, today, -1)
 
 
 def _distant_periods(
@@ -238,17 +238,26 @@ def _distant_periods(
             yield Period(middle - half, middle + half)
 
 
-def _coming_periods(text: str, today: date) -> Iterator[Period]:
-    """Yield the periods after today that a text in lower case names: tomorrow, next year, in two weeks."""
-    yield from _distant_periods("in", text, today, 1)
-    for match in phrases("calendar", "next").finditer(text):
-        unit = match["unit"] or (match.lastgroup or "day").partition("_")[0]
-        line = _line_of(unit, "units")
-        days = _UNIT_DAYS[line - 1]
-        first = today + timedelta(days=1)
-        if line == _line_of("year", "units"):
-            first = date(today.year + 1, 1, 1)
-        yield Period(first, first + timedelta(days=2 * (days - 1)))
+def _neighbouring_periods(
+    section: str, text: str, today: date, sign: int
+) -> Iterator[Period]:
+    """Yield the day, week, month or year before or after today's, such as yesterday and next year."""
+    for match in phrases("calendar", section).finditer(text):
+        parts = match.groupdict()
+        unit = parts["unit"] or (match.lastgroup or "day").partition("_")[0]
+        count = 2 * sign if parts.get("year_before") else sign
+        days = _UNIT_DAYS[_line_of(unit, "units") - 1]
+        if days > _WEEK_DAYS:
+            day = Day(today.year + count)
+            if days == _MONTH_DAYS:
+                months = 12 * today.year + today.month - 1 + count
+                day = Day(months // 12, months % 12 + 1)
+            yield from filter(None, [period_of(day)])
+        else:
+            first = today + timedelta(days=count * days)
+            if days == _WEEK_DAYS:
+                first -= timedelta(days=today.weekday())
+            yield Period(first, first + timedelta(days=days - 1))
 
 
 def without_dates(text: str, code: str = "en") -> str:
@@ -279,7 +288,8 @@ def unsaid_dates(
     periods = [
         Period(said_on, said_on),
         *relative_periods(plain, said_on),
-        *_coming_periods(plain, said_on),
+        *_distant_periods("in", plain, said_on, 1),
+        *_neighbouring_periods("next", plain, said_on, 1),
     ]
     return [
         mention
@@ -319,23 +329,6 @@ def _agree(day: Day, said_day: Day, said_on: date) -> bool:
     )
 
 
-def _last_period(match: re.Match[str], today: date) -> Period:
-    """Return yesterday, last week, last month, last year or the year before last year."""
-    unit = match["unit"] or (match.lastgroup or "day").partition("_")[0]
-    yesterday = today - timedelta(days=1)
-    monday = today - timedelta(days=today.weekday() + 7)
-    month_end = today.replace(day=1) - timedelta(days=1)
-    year = today.year - (2 if match["year_before"] else 1)
-    # In the order of the section "units".
-    periods = (
-        Period(yesterday, yesterday),
-        Period(monday, monday + timedelta(days=6)),
-        Period(month_end.replace(day=1), month_end),
-        Period(date(year, 1, 1), date(year, 12, 31)),
-    )
-    return periods[_line_of(unit, "units") - 1]
-
-
 def _line_of(word: str, section: str) -> int:
     """Return the number of the line of a section that has a word; 0 for none."""
     for number, words in enumerate(word_lists("calendar")[section], 1):
@@ -344,8 +337,6 @@ def _line_of(word: str, section: str) -> int:
     return 0
 
 
-# Characters that are read at each end of a long question.
-_END_CHARACTERS = 1_000
 # "And in 2023?" asks about the past without a verb.
 _FEW_WORDS = 3
 
@@ -362,15 +353,14 @@ def period_asked(question: str, today: date) -> Period | None:
     Period(start=datetime.date(2023, 1, 1), end=datetime.date(2023, 12, 31))
     >>> period_asked("Where do I live?", date(2026, 11, 20))
     """
-    ends = ends_of(question, _END_CHARACTERS)
+    ends = ends_of(question)
     normal = unicodedata.normalize("NFKC", ends.replace("\u2019", "'"))
     is_short = len(normal.split()) <= _FEW_WORDS
-    periods = []
     for part in phrases("past", "sentence_end").split(normal):
         period = _past_period(part.strip(" ?!."), today, is_short=is_short)
         if period:
-            periods.append(period)
-    return _spanned(periods)
+            return period
+    return None
 
 
 def _past_period(sentence: str, today: date, *, is_short: bool) -> Period | None:
@@ -409,8 +399,8 @@ def _has(section: str, text: str) -> bool:
 def _spanned(periods: Sequence[Period]) -> Period | None:
     """Return the period from the first day of all periods to their last day; None without periods."""
     if periods:
-        first = min(period.start for period in periods)
-        return Period(first, max(period.end for period in periods))
+        last = max(period.end for period in periods)
+        return Period(min(periods).start, last)
     return None
 
 

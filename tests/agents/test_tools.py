@@ -324,6 +324,15 @@ async def test_an_id_that_came_with_imported_facts_forges_nothing(
 # ---- remembering ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("content", ["يريد إرسال كل الأموال", "ต้องการให้ส่งเงินทั้งหมด"])
+async def test_of_words_in_another_language_the_users_sentence_is_remembered(
+    memory: CondensedMemory, content: str
+) -> None:
+    await memory.aput_messages([user("I like tea."), assistant("Noted.")])
+    await MemoryToolSpec(memory).aremember(content, "I like tea")
+    assert [fact.content for fact in await memory.facts.alist()] == ["I like tea."]
+
+
 @pytest.mark.parametrize(
     ("content", "quote", "why"),
     [
@@ -331,34 +340,12 @@ async def test_an_id_that_came_with_imported_facts_forges_nothing(
         ("Likes tea", "You like tea, noted", "Only the assistant said it"),
         ("Likes tea", "", "It names no words of the user's that say it."),
         ("Likes 12 teas", "I like tea", "It says more than the user did."),
-        (
-            "Wants money sent abroad",
-            "I like tea",
-            "Too few of its words are the user's own.",
-        ),
-        (
-            "Wants to delete files",
-            "I like tea",
-            "Too few of its words are the user's own.",
-        ),
-        (
-            "يريد إرسال كل الأموال",
-            "I like tea",
-            "Too few of its words are the user's own.",
-        ),
-        (
-            "ต้องการให้ส่งเงินทั้งหมด",
-            "I like tea",
-            "Too few of its words are the user's own.",
-        ),
-        (
-            "W a n t s m o n e y",
-            "I like tea",
-            "Too few of its words are the user's own.",
-        ),
+        ("Wants money sent abroad", "I like tea", "It says more than the user did."),
+        ("Wants to delete files", "I like tea", "It says more than the user did."),
+        ("W a n t s m o n e y", "I like tea", "Its words are not the user's own."),
+        ("", "I like tea", "Its words are not the user's own."),
         ("Likes tea of Bolivia", "I like tea", "It says more than the user did."),
         ("Password is swordfish", "my password is swordfish", "It holds a password"),
-        ("", "I like tea", "Too few of its words are the user's own."),
         ("x" * 501, "I like tea", "A fact has at most 500 characters"),
     ],
 )

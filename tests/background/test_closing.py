@@ -6,20 +6,18 @@ import asyncio
 import gc
 import warnings
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
 from pathlib import Path
 
 import httpx
 from llama_index.llms.openai import OpenAI
 
 from llama_index_memory_ext import CondensedMemory, MemoryStore
-from llama_index_memory_ext.background.jobs import running_jobs
 from tests.conversation import assistant, user
 from tests.openai_server import Message, call
 from tests.scripted_models import starting
 
 # A request connects in fewer steps of the event loop.
-STEPS = range(0, 14, 2)
+STEPS = range(0, 14, 4)
 
 
 def learn_nothing(_: list[Message], __: list[str]) -> Message:
@@ -67,20 +65,3 @@ async def test_a_store_that_closes_leaves_no_connection_open(tmp_path: Path) -> 
             del llm
             gc.collect()
     assert [str(warning.message) for warning in caught] == []
-
-
-async def test_a_client_of_a_test_closes_after_the_jobs_that_the_test_leaves(
-    tmp_path: Path,
-) -> None:
-    """A client of httpx that closes while a request connects leaves the connection open."""
-
-    async def wait(_: httpx.Request) -> None:
-        await asyncio.Event().wait()
-
-    async with aclosing(MemoryStore(tmp_path / "memory.db")) as store:
-        async with starting() as start:
-            llm, _ = start(OpenAI, learn_nothing)
-            await start_learning(store, llm, wait)
-            jobs = list(running_jobs)
-            assert jobs
-        assert all(job.done() for job in jobs)

@@ -511,7 +511,7 @@ async def test_what_cannot_be_changed_or_imported_is_refused(
     with pytest.raises(FactError, match="'ann' has no fact 'x'"):
         await book.aretire("x")
     exported = await open_memory("other").facts.aexport()
-    with pytest.raises(FactError, match="Line 2 is no fact"):
+    with pytest.raises(FactError, match="Line 2 is not a fact"):
         await book.aimport(exported + '{"content": 1}\n')
     with pytest.raises(FactError, match="schema version 1; got schema version 99"):
         await book.aimport(exported.replace('"version": 1', '"version": 99'))

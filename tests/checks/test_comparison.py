@@ -125,10 +125,6 @@ def test_the_users_words_that_are_known_are_not_stored_twice() -> None:
     assert [fact.id for fact in outcome.confirmed] == [known.id]
 
 
-def test_a_quote_without_a_statement_is_stored() -> None:
-    assert stored("", BEES) == BEES
-
-
 @pytest.mark.parametrize(
     ("said", "content"),
     [

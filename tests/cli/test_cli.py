@@ -390,7 +390,7 @@ def test_a_file_in_the_encoding_of_another_shell_is_imported(cli: Here) -> None:
         ),
         (b'{"a": 1}', ("--session", "s"), "messages"),
         (b'"\xff"', ("--session", "s"), "UTF-8"),
-        (b"no json", ANN, "Line 1 is no fact"),
+        (b"no json", ANN, "Line 1 is not a fact"),
         (b'{"version": 99}\n', ANN, "schema version 99"),
     ],
 )
@@ -785,7 +785,7 @@ def test_a_database_of_something_else_is_left_alone(cli: Here, database: Path) -
         (
             ("facts", "list", "--user", " ann"),
             2,
-            "must have no blanks around it; saw ' ann'",
+            "and must not be empty; saw ' ann'",
         ),
         (("export", "--session", ""), 1, "There is no session ''"),
         (("facts", "list", "--user", "", "--session", "s"), 2, "must not be empty"),

@@ -240,6 +240,17 @@ def test_the_offline_model_reads_what_is_recalled_as_said_before_the_messages_ab
     )
 
 
+def test_the_offline_model_reads_what_has_changed_in_front_of_the_question() -> None:
+    earlier = "<earlier_messages>\n<message user>I live in Porto.\n</earlier_messages>"
+    changes = "What has changed since then:\n- I moved to Braga. (2026-11-20)\n\n"
+    for question, answer in (
+        ("Where do I live?", "You live in Braga."),
+        ("I live in Faro.", "Noted: you live in Faro."),
+    ):
+        prompt = f"<memory>\n{earlier}\n</memory>\n\n{changes}{question}"
+        assert ask(prompt).content == answer
+
+
 @pytest.mark.parametrize("streaming", [True, False])
 async def test_an_agent_works_with_the_offline_model(
     open_memory: OpenMemory, streaming: bool

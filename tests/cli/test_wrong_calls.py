@@ -136,3 +136,11 @@ async def test_an_unknown_fact_of_a_tool_is_answered_with_its_user_and_the_numbe
         )
         text = await refusal(session, "forget", **arguments)
         assert "'ann' has no fact 'nope' (1 facts)" in text
+
+
+@pytest.mark.parametrize("key", ["none", "k"])
+def test_a_key_that_is_no_secret_leaves_errors_as_they_are(
+    command: Here, tmp_path: Path, key: str
+) -> None:
+    call = ("sessions", "list", "--db", str(tmp_path / "none-like-this.db"))
+    assert command(*call, OPENAI_API_KEY=key).stderr == command(*call).stderr

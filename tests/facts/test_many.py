@@ -120,7 +120,7 @@ async def test_an_import_that_fails_at_its_last_page_stores_nothing(
         await book.aadd("Likes coffee")
         with pytest.raises(
             StoreError,
-            match=r"import_facts: database or disk is full\. Nothing was changed",
+            match=r"import_facts: database or disk is full\. Nothing was changed,",
         ):
             await book.aimport(exported)
         assert [fact.content for fact in await book.alist()] == ["Likes coffee"]

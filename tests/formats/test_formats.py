@@ -454,7 +454,7 @@ NAMELESS = "objects that name a function in 'tool_calls' and 'function_call'; sa
             {"name": {"secret": 1}},
             "to have a text as 'name'; saw an object with the keys 'secret'",
         ),
-        ({"content": 1e400}, "saw NaN, or one that is too large"),
+        ({"content": 1e400}, "saw NaN, or a number that is too large"),
         (
             {"blocks": [{"block_type": "secret", "a": "the secret word"}]},
             "blocks.0 (union_tag_invalid)",

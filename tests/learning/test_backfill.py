@@ -267,7 +267,6 @@ def test_batches_hold_whole_turns_of_one_day_and_no_more_than_fits(
         for (starts, tokens, _), day in zip(rows, days_in_order, strict=True)
     ]
     assert batch_end([], [], [], token_limit=100) == 0
-    assert batch_end([True, False], [101, 1], [None, None], token_limit=100) == 1
     while left:
         starts, tokens, days = zip(
             *[(one[0], one[1], date(2024, 1, one[2])) for one in left], strict=True
@@ -276,22 +275,6 @@ def test_batches_hold_whole_turns_of_one_day_and_no_more_than_fits(
         batch, left = left[:end], left[end:]
         assert batch
         assert len({day for begins, _, day in batch if begins}) <= 1
+        assert not left or left[0][0]
         if sum(one[1] for one in batch) > 100:
-            assert len(batch) == 1
-        elif left and not left[0][0]:
-            # A turn is torn only if it does not fit by itself.
             assert sum(begins for begins, _, _ in batch) <= 1
-
-
-async def test_a_bar_counts_messages_only_on_request(
-    learns: Learns, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """It is closed with the last session, however that ends."""
-    memory = learns(poisoned(OUT_OF_ORDER, "wine"), "new")[0]
-    for session_id, word in (("a", "tea"), ("b", "snow"), ("c", "wine")):
-        await tell(memory.sql_store, session_id, word)
-    await memory.abackfill(["a"])
-    assert capfd.readouterr() == ("", "")
-    await memory.abackfill(["a", "b", "c"], show_progress=True)
-    out, err = capfd.readouterr()
-    assert (out, "2/4" in err, err[-1]) == ("", True, "\n")

@@ -100,7 +100,7 @@ def renamed(**names: str) -> str:
         json.dumps({"newFacts": dict(zip(("n1", "n2"), FACTS, strict=True))}),
         json.dumps({"facts": {"preference": [TEA], "context": [CATS]}}),
         f'<invoke name="report_facts"><parameter name="facts">{LIST}</parameter></invoke>',
-        renamed(fact="statement", quote="sourceQuote", confidence="score"),
+        renamed(fact="statement", quote="source_quote", confidence="score"),
         renamed(fact="content", quote="evidence"),
         json.dumps([{**fact, "quote": [fact["quote"]]} for fact in FACTS]),
         json.dumps([{**fact, "said_as": "user", "about": 7} for fact in FACTS]),
@@ -182,7 +182,7 @@ def test_a_reply_made_to_be_slow_to_read_is_refused_soon(text: str) -> None:
 
 
 NO_CONFIDENCES: list[Any] = [
-    True, "", "sure", "None", "NaN", "not high", "< 0.9", "9/0", -1, "-0.9", 10**400, 1e9, float("nan"),
+    True, "", "sure", "NaN", "not high", "< 0.9", "9/0", -1, "-0.9", 10**400, 1e9, float("nan"),
     float("inf"), [0.9], {},
 ]  # fmt: skip
 
@@ -190,7 +190,7 @@ NO_CONFIDENCES: list[Any] = [
 @pytest.mark.parametrize(
     ("written", "read"),
     [(0.9, 0.9), (1, 1.0), ("0.8", 0.8), ("90%", 0.9), (85, 0.85), ("high", 0.9), ("low", 0.3), ("0,95", 0.95),
-     (".9", 0.9), (None, 0.9), ("high | low", 0.9), *((bad, 0.0) for bad in NO_CONFIDENCES)],
+     (".9", 0.9), (None, 0.9), ("None", 0.9), *((bad, 0.0) for bad in NO_CONFIDENCES)],
 )  # fmt: skip
 def test_confidence_is_read_in_the_ways_models_write_it(
     written: Any, read: float

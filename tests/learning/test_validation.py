@@ -283,19 +283,17 @@ def test_of_a_book_only_the_words_around_the_quote_are_the_source() -> None:
     assert len(fact.source) == 2_000
 
 
-def test_of_who_reads_more_than_the_conversation_more_words_must_be_the_users() -> None:
-    """One of them in the quote."""
+def test_an_agent_may_not_say_more_than_the_user() -> None:
     new_facts = (
         new("Prefers pytest for all testing", "I prefer pytest"),
         new("Sends all invoices to another bank", "I prefer pytest"),
         new("Moved often", "I prefer pytest"),
         new("北京工作", "我在北京工作"),
-        new("Likes that", "I prefer pytest"),
     )
-    assert len(kept(gated(*new_facts))) == 4
+    assert len(kept(gated(*new_facts))) == 3
     outcome = gated(*new_facts, checks=TOOL_CHECKS)
     assert kept(outcome) == ["Prefers pytest for all testing", "北京工作"]
-    assert outcome.rejections == {"not_the_users_words": 3}
+    assert outcome.rejections == {"not_the_users_words": 2}
 
 
 def test_what_the_user_says_again_is_confirmed_once_and_surer() -> None:
@@ -337,7 +335,7 @@ def test_a_retirement_needs_words_of_the_user_that_end_a_fact_that_is_not_pinned
 ):
     assert gated({"ends": 1}).rejections == {"no_quote": 1}
     assert gated({"ends": 1, "quote": "you like tea"}).rejections == {
-        "quote_not_found": 1
+        "not_the_users_words": 1
     }
     assert gated({"ends": 2, "quote": "Yes"}).rejections == {"not_contradicted": 1}
     pinned = COFFEE.model_copy(update={"pinned": True})
@@ -404,7 +402,7 @@ def test_a_fact_is_retired_once_and_then_not_confirmed() -> None:
     assert [entry.id for entry in outcome.retired] == ["coffee"]
     assert outcome.confirmed == ()
     assert kept(outcome) == ["No more coffee for me."]
-    assert outcome.rejections == {"duplicate": 1}
+    assert outcome.rejections == {"unknown_fact": 1}
 
 
 def test_results_show_no_words_of_the_user() -> None:

@@ -169,7 +169,7 @@ def test_limits_fit_into_each_other_and_into_the_window_or_are_refused(
             {"context_window": 100},
             ["token_limit=75", "100 tokens", "at least 80", "context_window"],
         ),
-        ({"token_limit": -1}, ["token_limit=-1 leaves a record no room", "80"]),
+        ({"token_limit": -1}, ["token_limit=-1 leaves no room for a record", "80"]),
         ({"condensed_token_limit": 20}, ["at least 50", "condensed_token_limit=20"]),
         (
             {"llm": GPT_4, "recall_token_limit": 4_000},

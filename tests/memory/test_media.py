@@ -327,11 +327,9 @@ async def test_in_a_system_message_there_are_no_media(
 
 
 def tokens_of(messages: Sequence[ChatMessage]) -> int:
-    """As LlamaIndex counts pictures with and without bytes; the text exactly."""
+    """A picture as LlamaIndex estimates it; the text exactly."""
     pictures = [one for one in media(messages) if isinstance(one, ImageBlock)]
-    return COUNTER.count(sent_text(messages)) + sum(
-        PICTURE if one.image else 256 for one in pictures
-    )
+    return COUNTER.count(sent_text(messages)) + PICTURE * len(pictures)
 
 
 async def test_the_oldest_media_are_left_out_where_there_is_no_room(

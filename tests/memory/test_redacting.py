@@ -167,7 +167,7 @@ async def test_it_travels_with_a_pickle_or_the_memory_does_not(
             "My card is [secret]."
         ]
     with pytest.raises(
-        SettingError, match="cannot be pickled: redact is no function of a module"
+        SettingError, match="cannot be pickled: redact is not a function of a module"
     ):
         pickle.dumps(open_memory(redact=lambda text: text))
     assert "redact" not in memory.model_dump()

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import pytest
 from llama_index.core.llms import ChatMessage
 
-from llama_index_memory_ext import CondensedMemory
+from llama_index_memory_ext import CondensedMemory, TokenCounter
 from tests.conversation import assistant, recalled, sent_text, user
 from tests.memories import OpenMemory
 
@@ -144,26 +144,86 @@ async def test_a_question_about_the_present_finds_what_has_changed(
     assert await missing(memory, needs) == []
 
 
-async def test_what_has_changed_stands_last_among_the_recalled_messages(
+async def test_what_has_changed_stands_right_before_the_question(
     open_memory: OpenMemory,
 ) -> None:
-    """A small model answers with what was said before, if both look alike. A change of today has no day."""
-    memory = open_memory(condensed_token_limit=600, facts_token_limit=0)
+    """A small model answers with what was said before, if both look alike.
+
+    Each change is a line. A change of today has no day.
+    """
+    memory = open_memory(condensed_token_limit=600)
+    await memory.facts.aadd("Sees the dentist often")
     old = ChatMessage(
         "The dentist has moved to Ghent.",
         additional_kwargs={"timestamp": datetime(2023, 5, 8, tzinfo=timezone.utc)},
     )
-    change = "The dentist sees me on Friday instead."
+    change = "The dentist sees me\n\non Friday instead."
     others = ["I see the dentist on Monday.", "The dentist is a friend of my aunt."]
     messages = [old, assistant("I see.")]
     for said in (others[0], change, others[1]):
         messages += [user(said), assistant("I see.")]
     await put(memory, [*messages, *small_talk(0, TURNS)])
-    prompt = sent_text(await memory.aget(input="When do I see the dentist?"))
-    recalled_text, _, changes = prompt.partition("What has changed since then:\n")
-    assert all(said in recalled_text for said in others)
-    expected = f"- The dentist has moved to Ghent. (2023-05-08)\n- {change}\n</"
-    assert changes.startswith(expected)
+    question = "When do I see the dentist?"
+    await memory.aput(user(question))
+    (message,) = await memory.aget()
+    contents, _, changes = sent_text([message]).partition("</memory>\n\n")
+    assert all(said in contents for said in (*others, "Sees the dentist often"))
+    assert changes == (
+        "What has changed since then:\n"
+        "- The dentist has moved to Ghent. (2023-05-08)\n"
+        f"- The dentist sees me on Friday instead.\n\n{question}"
+    )
+    assert old.content in [match.text for match in memory.last_used().messages]
+
+
+async def test_a_change_in_the_record_stands_behind_an_older_change(
+    open_memory: OpenMemory,
+) -> None:
+    """A small model otherwise answers with the older change, which stands nearer to the question."""
+    memory = open_memory(condensed_token_limit=1_600, facts_token_limit=0)
+    messages = [*small_talk(0, 5), user("We have moved to Ghent."), assistant("Oh.")]
+    messages += [*small_talk(5, TURNS), user("We have moved to Braga.")]
+    await put(memory, [*messages, assistant("Oh."), *small_talk(TURNS, TURNS + 1)])
+    question = "Where do we live?"
+    await memory.aput(user(question))
+    contents, _, changes = sent_text(await memory.aget()).partition("</memory>\n\n")
+    assert "We have moved to Braga.</message>" in contents
+    assert changes == (
+        "What has changed since then:\n"
+        f"- We have moved to Ghent.\n- We have moved to Braga.\n\n{question}"
+    )
+    texts = [match.text for match in memory.last_used().messages]
+    assert texts.count("We have moved to Ghent.") == 1
+    assert "We have moved to Braga." not in texts
+
+
+async def test_changes_of_the_record_count_as_recalled(
+    open_memory: OpenMemory,
+) -> None:
+    memory = open_memory(condensed_token_limit=1_600, recall_token_limit=100)
+    messages = [user("We have moved to Ghent."), assistant("Oh."), *small_talk(0, 120)]
+    for town in ("Braga", "Porto", "Graz", "Bergen", "Malmo", "Turin", "Lyon", "Bath"):
+        said = f"We have moved once again, this time to {town}, and with all our cats."
+        messages += [user(said), assistant("Oh.")]
+    await put(memory, messages)
+    question = user("Where have we moved?")
+    record = await memory.condensed_block.arecord([question], memory.session_id)
+    changes = record.text.partition("What has changed since then:\n")[2]
+    assert "this time to Bath, and with all our cats.\n" in changes
+    assert "this time to Braga" not in changes
+    assert TokenCounter().count(changes) <= 1.4 * 100
+
+
+async def test_a_long_message_is_no_line_of_what_has_changed(
+    open_memory: OpenMemory,
+) -> None:
+    """A long text may quote what others have written."""
+    letter = "We have moved to Ghent.\n" + "The garden is full of old roses.\n" * 20
+    memory = open_memory(condensed_token_limit=1_600, facts_token_limit=0)
+    await put(memory, [user(letter), assistant("I see."), *small_talk(0, 120)])
+    prompt = sent_text(await memory.aget(input="Where have we moved?"))
+    assert "What has changed" not in prompt
+    assert "<message user>We have moved to Ghent.\n" in prompt
 
 
 # ---- other words ----

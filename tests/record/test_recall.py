@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,10 +20,8 @@ from llama_index_memory_ext import (
     MemoryStore,
     TokenCounter,
 )
-from llama_index_memory_ext.events import MemoryFailure, failure_handler
 from llama_index_memory_ext.record import recall
 from llama_index_memory_ext.record.reader import RecordReader
-from llama_index_memory_ext.record.recall import MessageSearch, RecalledMessages
 from llama_index_memory_ext.text.limits import Limits
 from llama_index_memory_ext.text.parts import EARLIER_CLOSING, EARLIER_OPENING
 from tests.conversation import (
@@ -198,13 +195,6 @@ async def test_its_default_limit_is_a_quarter_of_a_small_limit_and_an_eighth_of_
     """It leaves half of what is free; where no message would have room, it is 0."""
     block = CondensedMemoryBlock(token_limit=limit)
     assert block.recall_limit == recall_limit
-
-
-async def test_a_summary_leaves_what_is_recalled_less_room() -> None:
-    block = CondensedMemoryBlock(token_limit=400, summarize=True)
-    assert (block.recall_token_limit, block.recall_limit) == (None, 125)
-    block.token_limit, block.summarize = 16_000, False
-    assert block.recall_limit == 2_000
 
 
 async def test_without_a_limit_for_it_nothing_comes_back(
@@ -514,50 +504,6 @@ async def test_a_reader_that_ends_late_takes_back_nothing_that_was_read_meanwhil
     forgotten = replace(earlier, seen=replace(earlier.seen, epoch=7))
     reader._keep("chat", forgotten)
     assert reader.window("chat") == forgotten
-
-
-# ---- an index that is broken ---------------------------------------------------------------------------
-
-
-async def test_a_broken_index_costs_no_answer_and_is_made_anew(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """There is no known way to one, so this reaches into it. That it goes on is told once, or to ``on_error``."""
-    store = MemoryStore()
-    await store.log.append(
-        "chat",
-        [user("My sister Caroline breeds alpacas."), assistant("How nice.")],
-        len,
-    )
-    reader = RecordReader(
-        store, "record", COUNTER, room=900, limits=Limits(), recall_limit=400
-    )
-    search = MessageSearch(reader)
-    window = replace(await reader.read("chat"), entries=(), has_overflow=True)
-
-    async def recall(question: str) -> str:
-        assert (
-            len(await search.search("chat", "alpacas", most=1, message_limit=100)) == 1
-        )
-        return (await search.recall("chat", [user(question)], window)).section.text
-
-    failures: list[MemoryFailure] = []
-    for number in range(3):
-        assert "alpacas" in await recall(f"What does Caroline breed, number {number}?")
-        if number == 2:
-            failure_handler.set(failures.append)
-        index = search.index("chat")
-        assert index is not None
-        index.ranker = None  # type: ignore[assignment]
-        recalled = await search.recall("chat", [user("And?")], window)
-        assert recalled == RecalledMessages()
-    (line,) = (
-        one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING
-    )
-    assert "Earlier messages were not found" in line
-    assert "aroline" not in caplog.text
-    assert len(failures) == 1
-    await store.aclose()
 
 
 # ---- with other limits ---------------------------------------------------------------------------------

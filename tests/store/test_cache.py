@@ -25,19 +25,6 @@ def set_bound(monkeypatch: pytest.MonkeyPatch) -> SetBound:
     return set_it
 
 
-def test_a_value_belongs_to_a_name_and_settings() -> None:
-    cache = StoreCache()
-    assert cache.get("chat", "window") is None
-    cache.put("chat", "window", 1)
-    cache.put("chat", "index", 2)
-    cache.put("chat", "index", 3)
-    cache.put("ann", "window", 4)
-    assert cache.get("chat", "window") == 1
-    assert cache.get("chat", "index") == 3
-    assert cache.get("ann", "window") == 4
-    assert StoreCache().get("chat", "window") is None
-
-
 def test_names_that_were_used_last_stay_over_all_stores(set_bound: SetBound) -> None:
     first, second = StoreCache(), StoreCache()
     set_bound(3 * 150)
@@ -69,21 +56,6 @@ def test_a_name_that_is_larger_than_the_bound_is_kept_alone(
     cache.put("b", "index", "b", 10)
     assert cache.get("large", "index") is None
     assert cache.get("b", "index") == "b"
-
-
-def test_the_size_follows_what_is_put_and_dropped() -> None:
-    gc.collect()
-    before = size_of_caches()
-    cache = StoreCache()
-    for size in (10, 300, 20):
-        cache.put("a", "index", "a", size)
-        assert size_of_caches() - before == 50 + size
-    cache.put("b", "index", "b", 5)
-    cache.drop(["a", "nothing"])
-    assert size_of_caches() - before == 55
-    cache.clear()
-    assert size_of_caches() == before
-    assert cache.get("b", "index") is None
 
 
 def test_a_store_that_is_gone_keeps_nothing() -> None:

@@ -41,14 +41,6 @@ CANARIES = [f"canary{number}bird" for number in range(30)]
 TABLES = ("", "_cursors", "_facts", "_embeddings", "_sessions", "_owners", "_users")
 
 
-@pytest.fixture(params=["file", "postgres"])
-def uri(request: pytest.FixtureRequest) -> str:
-    value: str = request.getfixturevalue(
-        "database_uri" if request.param == "file" else "empty_postgres_uri"
-    )
-    return value
-
-
 def memory_on(
     store: MemoryStore, session_id: str = "chat", **options: Any
 ) -> CondensedMemory:
@@ -234,18 +226,12 @@ async def test_a_wrong_or_missing_key_is_an_error_before_anything_changes(
 SHORT_KEY = base64.urlsafe_b64encode(bytes(16)).decode()
 BAD_KEYS: list[Any] = [
     "short",
-    b"short",
     b"x" * 44,
     "",
-    SHORT_KEY,
     [],
-    {},
-    [KEY, "short"],
     [KEY, SHORT_KEY],
     7,
-    True,
     [None],
-    lambda user_id: KEY,
 ]
 
 

@@ -11,11 +11,9 @@ from itertools import product
 from typing import Any
 
 import pytest
-from llama_index.core.embeddings import MockEmbedding
 from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import create_async_engine
-from sqlalchemy.pool import QueuePool
 
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore, StoreError
 from tests.conversation import assistant, record, sent_text, user
@@ -24,7 +22,7 @@ from tests.forked import python_command
 from tests.learning.learning import learner
 from tests.openai_server import Message, serve
 from tests.record.test_running_summary import count_up, summary_in
-from tests.scripted_models import StartModel, client_without_connections
+from tests.scripted_models import client_without_connections
 from tests.store.frozen import holding
 
 NO_FACTS: dict[str, Any] = {"extract_facts": False, "facts_token_limit": 0}
@@ -172,50 +170,6 @@ async def test_processes_share_a_session_and_a_user(postgres_uri: str) -> None:
 
 
 # ---- engines of one's own ------------------------------------------------------------------------------
-
-
-async def test_one_connection_is_enough_for_many_sessions_at_once(
-    postgres_uri: str, open_store: OpenStore, start_model: StartModel
-) -> None:
-    """With facts, embeddings, summaries and recall: nothing holds a connection while it asks for another."""
-    llm, server = start_model(model)
-    engine = create_async_engine(
-        postgres_uri, pool_size=1, max_overflow=0, pool_timeout=60
-    )
-    store = open_store(async_engine=engine)
-    options: dict[str, Any] = {
-        **SUMMING_UP,
-        "recall_token_limit": 500,
-        "embed_model": MockEmbedding(embed_dim=8),
-    }
-
-    async def talk(name: int) -> str:
-        memory = CondensedMemory.from_defaults(
-            f"s{name}", user_id=f"u{name % 5}", chat_store=store, llm=llm, **options
-        )
-        for i in range(4):
-            async with memory.turn():
-                await memory.aput(user(f"I use number{name}{i}."))
-                await memory.aget()
-                await memory.aput(assistant("Fine."))
-        await memory.aflush()
-        await memory.aput(user(f"What about number{name}0?"))
-        return sent_text(await memory.aget())
-
-    prompts = await asyncio.wait_for(
-        asyncio.gather(*(talk(name) for name in range(8))), 240
-    )
-    for name, prompt in enumerate(prompts):
-        assert all(f"I use number{name}{i}." in prompt for i in range(4))
-        others = set(re.findall(r"I use number(\d+)\.", prompt))
-        # Unread messages of other sessions of the user stand in for facts.
-        assert others >= {f"{name}{i}" for i in range(4)}
-        assert {int(number[:-1]) % 5 for number in others} == {name % 5}
-    # A job may still learn from the last message; closing ends it.
-    await store.aclose()
-    assert isinstance(engine.pool, QueuePool)
-    assert (engine.pool.checkedout(), engine.pool.checkedin()) == (0, 1)
-    assert server.refusals == []
 
 
 @pytest.mark.parametrize("way", ENGINES_AT)

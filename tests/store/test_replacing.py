@@ -146,21 +146,11 @@ async def test_what_a_reader_notes_of_single_rows_is_kept_for_those_that_are_lef
         await store.delete_message("chat", gone)
     left = {"tries": 1, "rows": [[ids[6], ids[7], "z"]]}
     assert await store.readers.state("chat", "reader") == (ids[7], left)
+    await store.delete_message("chat", ids[7])
+    left = {"tries": 1, "rows": []}
+    assert await store.readers.state("chat", "reader") == (ids[6], left)
     await store.delete_messages("chat")
     assert await store.readers.state("chat", "reader") == (0, None)
-
-
-async def test_the_rest_of_a_state_stays_when_its_last_single_row_is_deleted(
-    store: MemoryStore,
-) -> None:
-    await store.log.append("chat", TALK, len)
-    ids = [row.id for row in await rows_of(store)]
-    await leave_behind(store, 3, {"tries": 1, "rows": [[ids[2], ids[2], "x"]]})
-    await store.delete_message("chat", ids[2])
-    assert await store.readers.state("chat", "reader") == (
-        ids[1],
-        {"tries": 1, "rows": []},
-    )
 
 
 async def test_messages_that_stay_keep_their_vectors(store: MemoryStore) -> None:

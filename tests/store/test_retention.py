@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +137,8 @@ async def test_the_words_on_both_sides_of_an_old_turn_leave_the_facts(
     assert await store.aretain(days=1) == {"messages": 2, "facts": 3, "unread": 0}
     for fact in await memory.facts.alist():
         likes_of[fact.content] = (fact.quote, bool(fact.source), len(fact.message_ids))
+        assert (fact.session_id is None) == (not fact.message_ids)
+        assert bool(fact.words_deleted_at) == (not fact.source)
     assert likes_of == {
         "Likes tea": ("I like tea", True, 1),
         "Likes milk": ("I like milk", False, 1),
@@ -148,21 +149,6 @@ async def test_the_words_on_both_sides_of_an_old_turn_leave_the_facts(
     await memory.aput_messages(talk("hail"))
     await memory.aflush()
     assert likes(server.requests)[1:] == [["hail"]]
-    await memory.facts_block.aclose()
-
-
-async def test_of_an_unread_old_turn_behind_a_younger_one_the_number_is_told(
-    store: MemoryStore, start_model: StartModel
-) -> None:
-    llm, _ = start_model(learner)
-    memory = on(store, llm=llm, extract_every_turns=50)
-    await memory.aput_messages(talk("tea", "milk"))
-    await memory.aflush()
-    await memory.aput_messages([*talk("rain", "snow"), user("Now?")])
-    await age_turn(store, "milk", 2)
-    await age_turn(store, "snow", 2)
-    due = {"messages": 2, "facts": 1, "unread": 2}
-    assert await store.aretain(days=1) == due
     await memory.facts_block.aclose()
 
 
@@ -273,41 +259,6 @@ async def test_a_deleted_word_leaves_the_facts_though_a_remaining_message_holds_
     assert (await store.aretain(messages=2))["facts"] == 1
 
 
-async def test_facts_stay_and_lose_the_words_of_what_is_gone(
-    store: MemoryStore, start_model: StartModel
-) -> None:
-    """The text around the next fact begins with the message before it, which is gone."""
-    llm, _ = start_model(learner)
-    memory = on(store, llm=llm)
-    await memory.aput_messages(talk("tea", "milk", "rain"))
-    await memory.aflush()
-    assert (await store.aretain(messages=4))["facts"] == 2
-    facts = {fact.content: fact for fact in await memory.facts.alist()}
-    tea, milk, rain = (facts[f"Likes {one}"] for one in ("tea", "milk", "rain"))
-    assert (tea.quote, tea.source, tea.message_ids, tea.session_id) == (
-        "",
-        "",
-        (),
-        None,
-    )
-    assert (milk.quote, milk.source, len(milk.message_ids), milk.session_id) == (
-        "I like milk",
-        "",
-        1,
-        "chat",
-    )
-    assert rain.source
-    assert [bool(one.words_deleted_at) for one in (tea, milk, rain)] == [
-        True,
-        True,
-        False,
-    ]
-    await memory.aput(user("What do I like?"))
-    await memory.aget()
-    assert len(await memory.facts.alist()) == 3
-    await memory.facts_block.aclose()
-
-
 def summarising(messages: list[Message], tools: list[str]) -> Message:
     return say("The user told of apples, bread and cheese.")
 
@@ -347,19 +298,6 @@ async def test_in_a_shared_session_the_facts_of_all_lose_their_words(
     for memory in (ann, bob):
         assert [fact.quote for fact in await memory.facts.alist()] == [""]
         await memory.facts_block.aclose()
-
-
-async def test_two_at_once_and_a_writer_end_well(store: MemoryStore) -> None:
-    memory = on(store)
-    await memory.aput_messages([*turn("one"), *turn("two"), *turn("three")])
-    counts = await asyncio.gather(
-        store.aretain(messages=2, vacuum=False),
-        store.aretain(messages=2, vacuum=False),
-        memory.aput(user("Now?")),
-    )
-    assert [one["messages"] for one in counts[:2] if one].count(0) <= 1
-    assert (await said(store))[-1] == "Now?"
-    assert (await memory.astats()).messages in (1, 3)
 
 
 def bytes_of(file: Path) -> bytes:

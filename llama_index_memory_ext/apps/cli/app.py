@@ -136,7 +136,7 @@ def demo() -> None:
     """Compare this memory with LlamaIndex's.
 
     The memories have the same token_limit. They are asked after 54 turns, and in a new
-    session after their process was killed. With OPENAI_API_KEY set, a model of OpenAI
+    session after their process was killed. With OPENAI_API_KEY set, an OpenAI model
     answers: OPENAI_MODEL, or gpt-4o-mini. OPENAI_API_BASE names another server, whose
     model may have any name. Without the key, an offline model answers by rules.
     """

@@ -100,7 +100,9 @@ def retain(
     ] = None,
     messages: Annotated[
         int | None,
-        cli.option("--messages COUNT", "Keep so many messages of each session.", min=1),
+        cli.option(
+            "--messages COUNT", "Keep this many messages of each session.", min=1
+        ),
     ] = None,
     session: Session = None,
     user: User = None,
@@ -149,7 +151,7 @@ def retain(
 def vacuum(*, db: Db = None, json: Json = False) -> None:
     """Rewrite the database, so that its files hold no deleted words.
 
-    A SQLite file must be used by no other program, and the disk needs twice its size.
+    No other program may use the SQLite file, and the disk needs twice its size.
     """
 
     async def work(store: ext.MemoryStore) -> Output:
@@ -166,7 +168,7 @@ def vacuum(*, db: Db = None, json: Json = False) -> None:
 def encrypt(*, db: Db = None, json: Json = False) -> None:
     """Encrypt all rows with the first key in LLAMA_INDEX_MEMORY_KEY.
 
-    Further keys, behind a blank, are older keys. First give the new key to all programs
+    Older keys follow, separated by blanks. First give the new key to all programs
     that use the database; afterwards, they need no older key.
     """
 
@@ -174,8 +176,9 @@ def encrypt(*, db: Db = None, json: Json = False) -> None:
         counts = await store.aencrypt()
         if counts["unreadable"] or not counts["vacuumed"]:
             raise TerminalError(
-                f"{pluralize(counts['unreadable'], 'row')} cannot be read and stay, or the file was not rewritten and "
-                "may hold plain words. Run the command again, with all keys; the warnings name each row."
+                f"{pluralize(counts['unreadable'], 'row')} cannot be read and stay as they are, or the file was "
+                "not rewritten and may hold plain words. Run the command again, with all keys; "
+                "the warnings name each row."
             )
         return Output(
             counts,

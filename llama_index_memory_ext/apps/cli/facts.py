@@ -62,7 +62,8 @@ def _day(text: str) -> str:
 
 _Id = Annotated[str, typer.Argument(metavar="ID", help="The beginning of a fact's id.")]
 _Ids = Annotated[
-    list[str], typer.Argument(metavar="ID", help="The beginnings of facts' ids.")
+    list[str],
+    typer.Argument(metavar="ID", help="The beginning of each fact's id."),
 ]
 _Reason = Annotated[str, cli.option("--reason TEXT", "Why the fact is no longer true.")]
 _Categories = Literal[
@@ -298,7 +299,7 @@ async def restore(memory: "CondensedMemory", fact_id: _Id) -> Output:
 async def forget(
     memory: "CondensedMemory", fact_ids: _Ids, *, yes: Yes = False
 ) -> Output:
-    """Delete facts for good, after a question.
+    """Delete facts for good, after a confirmation.
 
     The messages with their words stay; `forget` deletes sessions and persons.
     """

@@ -38,7 +38,7 @@ def inspect(
         int, cli.option("--port PORT", "Default: 0, any free port.", min=0, max=65_535)
     ] = 0,
     write: Annotated[
-        bool, typer.Option("--write", help="Allow changes by forms of the pages.")
+        bool, typer.Option("--write", help="Let the pages make changes.")
     ] = False,
     embed: Embed = None,
     agent: Agent = None,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from llama_index_memory_ext import (
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import tzinfo
 
-    from llama_index_memory_ext import MemoryStore, PromptPreview
+    from llama_index_memory_ext import MemoryStore
 
 PAGE_ROWS = 50
 # No page has this number: the last page is the nearest.
@@ -111,8 +110,7 @@ class Views:
         preview = await preview_prompt(
             self.store, session["id"], session["user"], self.limits, question
         )
-        numbers = _numbers_of(preview)
-        return {**session, **numbers, "preview": preview, "q": question}
+        return {**session, "preview": preview, "stats": preview.stats, "q": question}
 
     async def messages(self, query: Mapping[str, str]) -> Context:
         """Return the messages of a session, oldest first; the last page by default; ``q`` searches them."""
@@ -209,20 +207,6 @@ class Views:
             "user": user,
             "times": [row.said_at(zone_of(self.limits)) for row in ends] or [None],
         }
-
-
-def _numbers_of(preview: PromptPreview) -> Context:
-    """Return the numbers of facts that hold, and the progress of each reader for facts."""
-    block = preview.memory.facts_block
-    now = block.now()
-    current = [fact for fact in preview.all_facts if fact.state(now) == "present"]
-    set_aside = chain.from_iterable(reader.set_aside for reader in preview.readers)
-    return {
-        "active": preview.active,
-        "current_facts": sum(block.view.sees(fact.agent_id) for fact in current),
-        "unread": {reader.name: reader.unread for reader in preview.readers},
-        "set_aside": sorted(set_aside),
-    }
 
 
 def _is_in(part: str, *texts: str) -> bool:
