@@ -32,8 +32,8 @@ apps/cli    __init__                                                      # word
 ---
 agents      tools > retriever > contexts                                  # memory as an agent's tools
 ---
-memory      preview > condensed_memory > backfill prompt > writing >
-            fields > settings > search stats template                        # preset
+memory      preview > condensed_memory > backfill moving prompt stats > writing >
+            fields > settings > search template                        # preset
 ---
 blocks      record facts > learning log_end                               # the doors for LlamaIndex
 ---
@@ -80,6 +80,7 @@ MOST_TOKENS_PER_LINE = 7.6
 HIGHEST_COMPLEXITY = 10
 # Files that only one other file imports, and why they are files.
 WITH_ONE_IMPORTER = {
+    "memory/moving.py": "is loaded when a program moves messages",
     "agents/tools.py": "is a public class of its own",
     "facts/concern.py": "measures how a fact covers a question, apart from the scores",
     "memory/preview.py": "is for programs that show a prompt, and public",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 DayOrMoment: TypeAlias = AwareDatetime | date
 
 
-def _moment_for(moment: date, limit: date) -> date:
+def moment_for(moment: date, limit: date) -> date:
     """Return a moment in the form of a limit: the day of a datetime if the limit is a day."""
     if isinstance(moment, datetime) and not isinstance(limit, datetime):
         return moment.date()
@@ -46,9 +46,9 @@ class FactFilter(BaseModel):
     def takes(self, fact: Fact, now: datetime) -> bool:
         """Return whether a fact is selected."""
         at = fact.created_at
-        if self.since and _moment_for(at, self.since) < self.since:
+        if self.since and moment_for(at, self.since) < self.since:
             return False
-        if self.until and _moment_for(at, self.until) > self.until:
+        if self.until and moment_for(at, self.until) > self.until:
             return False
         return (
             self.category in (None, fact.category)
