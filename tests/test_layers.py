@@ -96,6 +96,7 @@ WITH_ONE_IMPORTER = {
     "record/unread.py": "is read while another session is unread",
     "formats/layouts.py": "converts one message, apart from the list around it",
     "apps/inspector/actions.py": "writes, apart from the pages, which only read",
+    "apps/inspector/views.py": "reads, apart from the application that answers",
     "apps/inspector/server.py": "needs the extra inspect",
     "memory/settings.py": "decides in plain functions, apart from the class that programs call",
     "record/summary.py": "is a request of its own, which is off by default",

@@ -251,33 +251,6 @@ def test_a_fact_is_added_found_retired_restored_and_forgotten(cli: Here) -> None
     assert cli("facts", "list", *ANN).stdout == "No facts of ann.\n"
 
 
-def test_a_fact_is_explained_as_the_prompt_of_a_session_shows_it(
-    cli: Here, database: Path
-) -> None:
-    """Left out while its message is shown, shown once it is edited; nothing is stored for the explanation."""
-    talk(database, "s", "ann", "I am allergic to peanuts.")
-    fact = Fact(
-        content="Is allergic to peanuts", session_id="s", quote="allergic to peanuts"
-    )
-    cli("import", "-", *ANN, stdin=fact.model_dump_json())
-
-    def explained(*options: str) -> list[str]:
-        question = ("facts", "explain", "Am I allergic?", *ANN, "--json")
-        facts = json.loads(cli(*question, *options).stdout)["facts"]
-        return [fact["why"] for fact in facts]
-
-    add(cli, "Likes trains", "--agent", "travel")
-    before = dump(database)
-    assert explained("--session", "s") == ["left out: its message is in the record"]
-    assert explained("--session", "new") == ["like the question"]
-    assert explained() == ["like the question"]
-    assert len(explained("--session", "s", "--agent", "travel")) == 2
-    assert dump(database) == before
-    cli("facts", "edit", fact.id, *ANN, "--content", "Is allergic to walnuts")
-    (why,) = explained("--session", "s")
-    assert not why.startswith("left out")
-
-
 def test_past_and_expired_facts_are_told_in_words(cli: Here) -> None:
     facts = [
         {"content": "Lives in Oslo", "created_at": "2023-05-01T00:00:00Z", "retired_at": "2025-11-20T00:00:00Z",

@@ -10,7 +10,6 @@ import sqlite3
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager, closing
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -382,7 +381,7 @@ async def test_a_database_that_breaks_is_told_and_not_taken_for_an_empty_one(
         (
             "list_memories",
             {"limit": 0},
-            "limit: Input should be greater than or equal to 1. It takes: limit, since, ",
+            "limit: Input should be greater than or equal to 1. It takes: limit.",
         ),
         (
             "search_memory",
@@ -403,25 +402,11 @@ async def test_wrong_arguments_are_told_in_one_line_without_their_values(
         assert "\n" not in text
 
 
-async def test_filters_select_facts_of_a_list(database: Path) -> None:
+async def test_a_list_has_the_newest_facts_and_their_number(database: Path) -> None:
     async with opened(database) as memory:
-        await memory.facts.aadd(
-            Fact(
-                content="Liked tea at school",
-                tags=("drink",),
-                created_at=datetime(2020, 1, 2, tzinfo=timezone.utc),
-            )
-        )
-        await memory.facts.aadd("Likes green tea", category="preference")
+        await memory.facts.aadd("Liked tea at school")
+        await memory.facts.aadd("Likes green tea")
     async with client(database) as session:
-
-        async def listed(**filters: Any) -> list[str]:
-            return contents_in(await call(session, "list_memories", **filters))
-
-        assert await listed(tag="drink") == ["Liked tea at school"]
-        assert await listed(until="2020-12-31") == ["Liked tea at school"]
-        assert await listed(since="2025-01-01") == ["Likes green tea"]
-        assert await listed(category="preference") == ["Likes green tea"]
         newest = await call(session, "list_memories", limit=1)
         assert contents_in(newest) == ["Likes green tea"]
         assert newest.endswith("2 facts in all.")

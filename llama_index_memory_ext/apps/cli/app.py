@@ -324,7 +324,7 @@ def confirm(question: str) -> None:
 
 def say(output: RenderableType, *, stderr: bool = False) -> None:
     """Print a table, or a text without markup; on a terminal, long lines are wrapped between words."""
-    console = new_console(stderr=stderr)
+    console = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
     if isinstance(output, str):
         console.print(Text(plain(output)), soft_wrap=not console.is_terminal)
     else:
@@ -343,8 +343,3 @@ def table(
     for row in rows:
         grid.add_row(*(Text(one_line(cell), overflow="fold") for cell in row))
     return grid
-
-
-def new_console(*, stderr: bool = False) -> Console:
-    """Return a console that prints text as it is, without markup."""
-    return Console(stderr=stderr, highlight=False, markup=False, emoji=False)

@@ -11,13 +11,12 @@ from typing import Annotated, Any
 import typer
 
 import llama_index_memory_ext as ext
-from llama_index_memory_ext.apps.cli import TerminalError, UsageError, needs_extra
+from llama_index_memory_ext.apps.cli import TerminalError, needs_extra
 from llama_index_memory_ext.apps.cli import app as cli
 from llama_index_memory_ext.apps.cli.app import (
     Agent,
     Db,
     Embed,
-    Session,
     TimeZone,
     User,
 )
@@ -41,14 +40,6 @@ def inspect(
     write: Annotated[
         bool, typer.Option("--write", help="Let the pages make changes.")
     ] = False,
-    html: Annotated[
-        typer.FileBinaryWrite | None,
-        cli.option("--html FILE", "Write the page of --session, and end."),
-    ] = None,
-    session: Session = None,
-    question: Annotated[
-        str, cli.option("--question TEXT", "With --html: the next question.")
-    ] = "",
     embed: Embed = None,
     agent: Agent = None,
     time_zone: TimeZone = None,
@@ -63,15 +54,12 @@ def inspect(
     Without --write the pages change nothing; with it, facts can be changed, and facts,
     sessions and users be forgotten.
     """
-    if (html is None) != (session is None):
-        raise UsageError("pass both --html FILE and --session ID, or neither.")
     with needs_extra("inspect", "starlette", "uvicorn", "jinja2"):
         # Imported here: an extra, and LlamaIndex takes seconds to start.
         import uvicorn  # noqa: F401
 
         from llama_index_memory_ext.apps.inspector.pages import Access
         from llama_index_memory_ext.apps.inspector.server import Inspector
-        from llama_index_memory_ext.apps.inspector.views import report
     limits = cli.without_none(
         {
             "token_limit": token_limit,
@@ -85,10 +73,6 @@ def inspect(
 
     async def show(store: ext.MemoryStore) -> None:
         async with aclosing(store.read_only()) as reader:
-            if html is not None:
-                page = await report(reader, str(session), question, limits)
-                html.write(page.encode())
-                return
             inspector = Inspector(reader, store, limits, Access(write))
             await _serve(inspector, port)
 
