@@ -29,8 +29,7 @@ from benchmarks.recipe import o200k
 from benchmarks.report import Measure, publish
 from benchmarks.stand_in import StandInModel
 from llama_index_memory_ext import CondensedMemory
-from llama_index_memory_ext.fact import CATEGORIES
-from llama_index_memory_ext.learning.report import tool_of
+from llama_index_memory_ext.learning.report import report_tool
 from llama_index_memory_ext.models.ask import Usage
 
 LIMIT = 8_000
@@ -41,7 +40,7 @@ RECEIVED = 6
 @cache
 def tool_text() -> str:
     """Return what a request for facts says of its tool."""
-    return str(tool_of(tuple(CATEGORIES)).metadata.fn_schema_str)
+    return str(report_tool().metadata.fn_schema_str)
 
 
 class MeteredModel(StandInModel):

@@ -105,7 +105,9 @@ Tag = Annotated[
 
 _METADATA_BYTES = 2_048
 # Facts of earlier versions may have these fields.
-_REMOVED_FIELDS = frozenset({"about", "past_changes", "review_until", "review_then"})
+_REMOVED_FIELDS = frozenset(
+    {"about", "past_changes", "past_retirements", "review_until", "review_then"}
+)
 
 
 def _as_stored(value: object) -> Any:
@@ -137,21 +139,8 @@ class SetAside(NamedTuple):
     error: str
 
 
-class PastRetirement(BaseModel):
-    """A retirement of a fact that was restored at ``restored_at``."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    retired_at: Moment
-    retired_reason: Visible | None = None
-    replaced_by: Text | None = None
-    retired_by: RetiredBy | None = None
-    restored_at: Moment
-
-
-_RETIREMENT = ("retired_at", "retired_reason", "replaced_by", "retired_by")
 # The fields that say how a fact has ended.
-ENDING = (*_RETIREMENT, "valid_until")
+ENDING = ("retired_at", "retired_reason", "replaced_by", "retired_by", "valid_until")
 
 
 class Fact(BaseModel):
@@ -237,10 +226,6 @@ class Fact(BaseModel):
     retired_by: RetiredBy | None = optional(
         "change (it was true until then), correction (it never was), request (the user wants it "
         "forgotten), hand, limit or rejected; None: retired by an earlier version."
-    )
-    past_retirements: tuple[PastRetirement, ...] = Field(
-        default=(),
-        description="Retirements from which it was restored, oldest first.",
     )
     edited: bool = Field(
         default=False,
@@ -363,16 +348,9 @@ def retire(
 
 
 def restore(fact: Fact, now: datetime) -> Fact:
-    """Return the fact as a present one without an end; its retirement goes to ``past_retirements``.
-
-    A present or pending fact stays as it is.
-    """
+    """Return the fact as a present one without an end. A present or pending fact stays as it is."""
     if fact.state(now) in ("present", "pending"):
         return fact
-    past_retirements = fact.past_retirements
-    if fact.retired_at is not None:
-        fields = fact.model_dump(include={*_RETIREMENT})
-        past_retirements += (PastRetirement(**fields, restored_at=now),)
     expires_at = fact.expires_at
     if fact.expired(now):
         expires_at = None
@@ -381,7 +359,6 @@ def restore(fact: Fact, now: datetime) -> Fact:
             **dict.fromkeys(ENDING),
             **_NOT_PENDING,
             "expires_at": expires_at,
-            "past_retirements": past_retirements,
             "updated_at": now,
         }
     )

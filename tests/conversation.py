@@ -76,7 +76,7 @@ def recalled(text: str) -> list[tuple[str, str]]:
     found = re.findall(
         r"<message (\w+)[^>]*>(.*?)\n(?=<message |\Z)", earlier, flags=re.DOTALL
     )
-    changes = text.partition("What has changed since then:\n")[2].partition("\n\n")[0]
+    changes = text.partition("What has changed since then:\n")[2]
     changed = re.findall(r"^- (.*?)(?: \(\d{4}-.*\))?$", changes, flags=re.MULTILINE)
     messages = [(role, said) for role, said in found if role != "date"]
     return [*messages, *[("user", said) for said in changed]]

@@ -32,8 +32,8 @@ apps/cli    __init__                                                      # word
 ---
 agents      tools > retriever > contexts                                  # memory as an agent's tools
 ---
-memory      preview > condensed_memory > backfill prompt > writing >
-            fields > settings > search stats template                        # preset
+memory      preview > condensed_memory > backfill moving prompt stats > writing >
+            fields > settings > search template                        # preset
 ---
 blocks      record facts > learning log_end                               # the doors for LlamaIndex
 ---
@@ -80,6 +80,7 @@ MOST_TOKENS_PER_LINE = 7.6
 HIGHEST_COMPLEXITY = 10
 # Files that only one other file imports, and why they are files.
 WITH_ONE_IMPORTER = {
+    "memory/moving.py": "is loaded when a program moves messages",
     "agents/tools.py": "is a public class of its own",
     "facts/concern.py": "measures how a fact covers a question, apart from the scores",
     "memory/preview.py": "is for programs that show a prompt, and public",
@@ -95,6 +96,7 @@ WITH_ONE_IMPORTER = {
     "record/unread.py": "is read while another session is unread",
     "formats/layouts.py": "converts one message, apart from the list around it",
     "apps/inspector/actions.py": "writes, apart from the pages, which only read",
+    "apps/inspector/views.py": "reads, apart from the application that answers",
     "apps/inspector/server.py": "needs the extra inspect",
     "memory/settings.py": "decides in plain functions, apart from the class that programs call",
     "record/summary.py": "is a request of its own, which is off by default",

@@ -377,8 +377,9 @@ class MemoryToolSpec(BaseToolSpec):
         ]
         if not matches and len(fact_id) >= SHORT_ID_CHARACTERS:
             matches = [fact for fact in facts if fact.id.startswith(fact_id)]
-        if matches:
-            return matches
+        return matches or await self._search_facts(words)
+
+    async def _search_facts(self, words: str) -> list[Fact]:
         ranked = await self.memory.facts_block.asearch(
             words, session_id=self.memory.session_id
         )

@@ -284,8 +284,7 @@ class Jobs:
     async def _run(self, key: JobKey) -> None:
         job = self._jobs[asyncio.get_running_loop(), key]
         slots = self._slots_of(key)
-        succeeded = False
-        while job.again or not succeeded:
+        while job.again:
             pause = _seconds_until_retry(self._failures.get(key))
             if pause > 0:
                 if job.awaited:
@@ -297,8 +296,7 @@ class Jobs:
                 succeeded = await self._attempt(key, job.work, job.pause_seconds)
             if not succeeded:
                 running_jobs.pop(job.task, None)
-            if job.awaited and not succeeded:
-                return
+                job.again = not job.awaited
 
     async def _attempt(
         self, key: JobKey, work: Work, first_pause: float | None
@@ -313,7 +311,9 @@ class Jobs:
                 self._note_failure(key, failure, first_pause)
                 return False
             owners_not_waited_for.put(key.owner, value=False)
-            self._failures.put(key, None)
+            # Successes alone would take the room of failures.
+            if key in self._failures:
+                self._failures.put(key, None)
             return True
 
     def _note_failure(

@@ -7,6 +7,7 @@ import atexit
 import sys
 import threading
 from concurrent.futures import Future, wait
+from contextlib import closing
 from contextvars import ContextVar, copy_context
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
@@ -16,9 +17,6 @@ from llama_index_memory_ext.errors import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
-
-    from typing_extensions import Self
-
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -40,11 +38,10 @@ def spawn(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
 
 
 class BackgroundLoop:
-    """An event loop in a separate thread, started at once; use it as a context manager.
+    """An event loop in a separate thread, started at once.
 
     Tasks in the loop run beside the main thread. Ctrl-C reaches the main thread only.
-    There it ends the awaited call, and no other task. At the end of the block all
-    tasks are cancelled.
+    There it ends the awaited call, and no other task.
     """
 
     def __init__(self) -> None:
@@ -59,12 +56,6 @@ class BackgroundLoop:
     async def _serve(self, started: Future[asyncio.AbstractEventLoop]) -> None:
         started.set_result(asyncio.get_running_loop())
         await self._end.wait()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.end()
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the loop, with the caller's context variables, and return its result.
@@ -81,7 +72,7 @@ class BackgroundLoop:
             raise asyncio.CancelledError
         return running.result()
 
-    def end(self, seconds: float | None = None) -> None:
+    def close(self, seconds: float | None = None) -> None:
         """Cancel all tasks, and wait until they have ended, at most so many ``seconds``."""
         self.loop.call_soon_threadsafe(self._end.set)
         self.thread.join(seconds)
@@ -149,7 +140,7 @@ def _end_loop() -> None:
         _is_over = True
     if _shared is not None:
         # After this, the store waits for its writes.
-        _shared.end(1.2)
+        _shared.close(1.2)
 
 
 def run(call: Coroutine[Any, Any, T]) -> T:
@@ -171,7 +162,7 @@ def run(call: Coroutine[Any, Any, T]) -> T:
         )
     shared = _shared_loop()
     if shared is None:
-        with BackgroundLoop() as own:
+        with closing(BackgroundLoop()) as own:
             return own.run(call)
     context = copy_context()
     context.run(_is_within.set, True)  # noqa: FBT003 - the value of a variable

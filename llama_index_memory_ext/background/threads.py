@@ -60,7 +60,6 @@ class Job:
     ``locks``: of the jobs that share a lock, one runs at a time.
     ``answer``: a future of the caller's loop.
     ``writes``: before the work, whether it may write; after it, whether it has stored.
-    ``in_transaction``: whether a write runs in a transaction.
     ``context``: the context variables of the caller.
     """
 
@@ -71,7 +70,6 @@ class Job:
     locks: set[Any]
     answer: asyncio.Future[Any]
     writes: bool
-    in_transaction: bool
     context: Context = field(default_factory=copy_context)
 
     def run(self) -> None:

@@ -28,9 +28,7 @@ from llama_index_memory_ext.events import (
     has_listeners,
     send,
 )
-from llama_index_memory_ext.fact import (
-    RECENCY_WEIGHT,
-)
+from llama_index_memory_ext.fact import RECENCY_WEIGHT
 from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.facts.explanation import Explanation, explain
 from llama_index_memory_ext.facts.ranking import (
@@ -49,10 +47,7 @@ from llama_index_memory_ext.facts.user_facts import UserFacts
 from llama_index_memory_ext.models.local_embeddings import EmbedModel, embed_model_of
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
 from llama_index_memory_ext.search.tfidf import FactRanker, TfidfRanker
-from llama_index_memory_ext.store.tables import (
-    PROFILE_READER,
-    display_name,
-)
+from llama_index_memory_ext.store.tables import PROFILE_READER, display_name
 from llama_index_memory_ext.store.vectors import KeptVectors
 from llama_index_memory_ext.text.parts import (
     NO_PARTS,
@@ -328,6 +323,8 @@ class RelevantFactsBlock(LearningBlock):
         user_facts.heat_up(reader, session_id, similarities)
         if not (entries and has_listeners()):
             return
+        tokens = facts.profile.tokens
+        tokens += sum(p.tokens for p in facts.question.parts if p.kind == "fact")
         send(
             FactsInjectedEvent(
                 session_id=session_id,
@@ -336,7 +333,7 @@ class RelevantFactsBlock(LearningBlock):
                 fact_ids=list(similarities),
                 profile_fact_ids=[entry.fact.id for entry in facts.profile.sources],
                 known=len(user_facts.present.facts),
-                tokens=facts.profile.tokens + facts.question.tokens,
+                tokens=tokens,
                 profile_tokens=facts.profile.tokens,
                 token_limit=self.token_limit,
                 seconds=seconds,

@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.store.rows import LogRow
 
 
-# Each prompt reads the same view several times.
-_view_of = cache(view_of)
-
 logger = logging.getLogger(__name__)
 
 # Unread messages are read at the first of these limits, chosen for the price of a turn:
@@ -131,7 +128,7 @@ class LearningBlock(LogBlock):
         Raises:
             FactError: ``agent_id`` and ``scope`` contradict each other.
         """
-        return _view_of(self.agent_id, self.scope)
+        return view_of(self.agent_id, self.scope)
 
     @abstractmethod
     def extractor(self, session_id: str, *, at_once: bool = False) -> Extractor:
@@ -193,14 +190,9 @@ class LearningBlock(LogBlock):
         return ()
 
     @property
-    def can_extract(self) -> bool:
-        """Whether there is a model to extract facts."""
-        return self.extract_facts and self.known_llm() is not None
-
-    @property
     def is_when_needed(self) -> bool:
         """Whether facts are extracted when they are needed."""
-        return self.can_extract and self.extract_every_turns is None
+        return self._extracts() and self.extract_every_turns is None
 
     async def aopen(self, session_id: str, question: str | None = None) -> None:
         """Extract facts from unread messages of the user's other sessions.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index_memory_ext.store.rows import LogPage, ReadPosition, Snapshot
@@ -40,10 +41,14 @@ async def read_log_end(
     source: Snapshot | LogPage | None = snapshot
     rows = snapshot.log_behind(end.position) if snapshot else None
     if source is None or rows is None:
-        source = await _newest_page(store, session_id, namespace, end.position)
+        # No reader is named: rows that a reader has processed count, too.
+        newest_page = partial(
+            store.readers.page, session_id, "", limit=_CONTEXT_ROWS, watch=namespace
+        )
+        source = await newest_page(end.position)
         if not source.fresh:
             end = LogEnd()
-            source = await _newest_page(store, session_id, namespace, end.position)
+            source = await newest_page(end.position)
         rows = source.rows
     lines = list(end.lines)
     position = end.position
@@ -55,12 +60,3 @@ async def read_log_end(
     end = LogEnd(tuple(lines[-_CONTEXT_ROWS:]), position, source.facts)
     store.cache.put(session_id, key, end, len(end.lines))
     return end
-
-
-async def _newest_page(
-    store: MemoryStore, session_id: str, namespace: str, position: ReadPosition
-) -> LogPage:
-    """Return the last rows of a session. No reader is named: rows that a reader has processed count, too."""
-    return await store.readers.page(
-        session_id, "", position, limit=_CONTEXT_ROWS, watch=namespace
-    )

@@ -16,7 +16,6 @@ from llama_index_memory_ext.words import (
     FUNCTION_WORDS,
     TOKEN,
     comparable,
-    is_translation,
     language_of,
     pattern,
     phrases,
@@ -71,7 +70,7 @@ def says_more(statement: str, words: str, names: str, said_on: date) -> bool:
     True
     """
     code = language_of(words) or "en"
-    is_translated = is_translation(statement, words)
+    is_translated = script_of(statement) != script_of(words)
     if is_translated or unsaid_dates(statement, words, said_on, code):
         return True
     plain = without_dates(statement, code)
@@ -204,6 +203,10 @@ def _has_new_words(statement: str, words: str) -> bool:
         if are_said and not any(are_said):
             return True
         all_said += are_said
+    if not all_said and script_of(statement) == "other":
+        # Thai has no spaces, and each letter is a token: pairs of letters are compared.
+        pairs = keywords(statement)
+        return len(shared(pairs, said_words.terms)) < _LEAST_SAID * len(pairs)
     return sum(all_said) < _LEAST_SAID * len(all_said)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from datetime import datetime, timedelta, tzinfo
 from itertools import islice
 from operator import attrgetter
@@ -14,7 +13,6 @@ from llama_index_memory_ext.agent_view import AgentView, Scope, view_of
 from llama_index_memory_ext.background.loop import in_sync
 from llama_index_memory_ext.errors import FactError
 from llama_index_memory_ext.fact import (
-    MAX_FACT,
     Fact,
     RetiredBy,
     approve,
@@ -37,8 +35,6 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.store import MemoryStore
     from llama_index_memory_ext.store.facts import Facts
-
-logger = logging.getLogger(__name__)
 
 _LONGEST_TTL = timedelta(days=365_000)
 _SCHEMA = "llama_index_memory_ext.fact"
@@ -161,8 +157,7 @@ class FactBook:
         """Store a new fact, or a text with the fields of ``Fact``; return the stored fact.
 
         The fact is the agent's own if the book's agent keeps facts to itself;
-        ``agent_id=None`` shares it with all agents of the user. Above 500 characters, a
-        warning is logged.
+        ``agent_id=None`` shares it with all agents of the user.
 
         Args:
             fact: The fact, or its content in one sentence.
@@ -197,7 +192,6 @@ class FactBook:
             if not at.utcoffset():
                 # A time in UTC does not tell the user's day yet.
                 update[name] = in_zone(at, self._time_zone)
-        _warn_of_length(len(new.content))
         stored = new.model_copy(update=update)
         await self._writer.write(self.namespace, [stored], view=self._view)
         return stored
@@ -247,8 +241,7 @@ class FactBook:
     async def arestore(self, fact_id: str) -> Fact:
         """Let a fact that was retired, has ended or has expired hold again.
 
-        ``past_retirements`` keeps the retirement. The fact that had replaced it holds
-        as well, until it is retired.
+        The fact that had replaced it holds as well, until it is retired.
 
         Raises:
             FactError: No fact has this id.
@@ -294,8 +287,8 @@ class FactBook:
     async def ahistory(self, fact_id: str) -> list[Fact]:
         """Return a fact with the facts before and after it in a chain of replacements, oldest first.
 
-        Replacements that ``arestore`` has undone, and expired facts, are included.
-        Deleted facts are not.
+        Expired facts are included. Deleted facts are not, nor replacements that
+        ``arestore`` has undone.
 
         Raises:
             FactError: No fact has this id.
@@ -386,12 +379,10 @@ class FactBook:
             now = self._now()
             _check_pending(fact_ids, stored, now)
             facts = dict(stored)
-            changed = {}
             for fact_id in fact_ids:
                 for fact in decided(facts[fact_id], facts, now):
                     facts[fact.id] = fact
-                    changed[fact.id] = fact
-            return [*changed.values()]
+            return [fact for fact in facts.values() if fact is not stored[fact.id]]
 
         facts = await self._writer.change(self.namespace, change, view=self._view)
         by_id = {fact.id: fact for fact in facts}
@@ -459,16 +450,6 @@ class FactBook:
     forget = in_sync(aforget)
     export = in_sync(aexport)
     import_ = in_sync(aimport)
-
-
-def _warn_of_length(characters: int) -> None:
-    if characters > MAX_FACT:
-        logger.warning(
-            "A fact of %d characters was added; a learned one has at most %d, because a long fact takes the place of "
-            "others in the prompt. Write one sentence, or leave the text in a message.",
-            characters,
-            MAX_FACT,
-        )
 
 
 def _check_ids(fact_ids: Sequence[object]) -> None:

@@ -19,48 +19,39 @@ def past_facts(facts: Mapping[str, Fact], now: datetime) -> Iterator[Fact]:
     """
     for fact in facts.values():
         if fact.state(now) == "past":
-            ids = _reached(fact.id, lambda fact_id: _successors(facts.get(fact_id)))
-            is_forgotten = any(
-                facts[fact_id].retired_by == "request"
-                for fact_id in ids
-                if fact_id in facts
-            )
-            if not is_forgotten:
+            successors = _linked(fact, facts, _successor)
+            if not any(later.retired_by == "request" for later in successors):
                 yield fact
 
 
 def history_of(facts: Iterable[Fact], fact_id: str) -> list[Fact]:
-    """Return a fact with its predecessors and its successors, oldest first; [] for an unknown id.
-
-    Replacements that were undone count, too.
-    """
+    """Return a fact with its predecessors and its successors, oldest first; [] for an unknown id."""
     by_id = {fact.id: fact for fact in facts}
     if fact_id not in by_id:
         return []
     replaced = defaultdict[str, list[str]](list)
     for fact in by_id.values():
-        for successor in _successors(fact):
+        for successor in _successor(fact):
             replaced[successor].append(fact.id)
-    before = _reached(fact_id, lambda linked_id: replaced[linked_id])
-    after = _reached(fact_id, lambda linked_id: _successors(by_id.get(linked_id)))
-    chain = dict.fromkeys([*reversed(before), fact_id, *after])
-    history = [by_id[linked_id] for linked_id in chain if linked_id in by_id]
-    return sorted(history, key=lambda fact: fact.created_at)
+    fact = by_id[fact_id]
+    before = _linked(fact, by_id, lambda later: replaced[later.id])
+    after = _linked(fact, by_id, _successor)
+    chain = dict.fromkeys([*reversed(before), fact, *after])
+    return sorted(chain, key=lambda fact: fact.created_at)
 
 
-def _reached(start: str, links: Callable[[str], Iterable[str]]) -> list[str]:
-    """Return the ids that are reached from an id, link by link, nearest first."""
-    ids = [start]
-    for fact_id in ids:
-        for linked_id in links(fact_id):
-            if linked_id not in ids:
-                ids.append(linked_id)
-    return ids[1:]
+def _linked(
+    fact: Fact, facts: Mapping[str, Fact], links: Callable[[Fact], Iterable[str]]
+) -> list[Fact]:
+    """Return the facts that are reached from a fact, link by link, nearest first."""
+    chain = [fact]
+    for linked in chain:
+        for name in links(linked):
+            if name in facts and facts[name] not in chain:
+                chain.append(facts[name])
+    return chain[1:]
 
 
-def _successors(fact: Fact | None) -> list[str]:
-    """Return the ids of the facts that have replaced a fact, also of undone replacements."""
-    if fact is None:
-        return []
-    ids = [past.replaced_by for past in fact.past_retirements]
-    return list(filter(None, (*ids, fact.replaced_by)))
+def _successor(fact: Fact) -> list[str]:
+    """Return the id of the fact that has replaced a fact; [] for none."""
+    return [fact.replaced_by] if fact.replaced_by else []

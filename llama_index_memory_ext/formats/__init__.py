@@ -32,25 +32,6 @@ _LONGEST_ROLE = 20
 # Between two objects in JSON Lines. Within a JSON text, a comma would stand there.
 _NEXT_LINE = re.compile(r"\}([ \t\r]*\n\s*)\{")
 _HINT = "To read a file, pass its bytes: Path(...).read_bytes()."
-_CONVERT = "Convert it first, with the script of docs/recipes"
-_LANGCHAIN = f"a message of LangChain. {_CONVERT}/from-langgraph.md"
-_OPENAI_AGENTS = f"an item of openai-agents. {_CONVERT}/from-other-agents.md"
-# By a key that only another format has: the name of the format, and the page with its script.
-_FORMATS = {
-    "lc": _LANGCHAIN,
-    "channel_values": f"a checkpoint of LangGraph. {_CONVERT}/from-langgraph.md",
-    "role_type": f"a message of Zep. {_CONVERT}/from-zep.md",
-    "memory": f"a memory of mem0. {_CONVERT}/from-mem0.md",
-    "mapping": f"an export of ChatGPT. {_CONVERT}/from-chatgpt-and-claude.md",
-    "chat_messages": f"an export of Claude. {_CONVERT}/from-chatgpt-and-claude.md",
-    "call_id": _OPENAI_AGENTS,
-    "summary": _OPENAI_AGENTS,
-    "parts": f"a message of the AI SDK or of Gemini. {_CONVERT}/from-other-agents.md",
-    "contents": f"a request to Gemini. {_CONVERT}/from-other-agents.md",
-    "chunkedPrompt": "a prompt of Google AI Studio",
-    "schema": "facts, for import --user",
-    "sessions": "a copy of export --user, for import without --session",
-}
 
 
 def messages_from_json(
@@ -72,7 +53,7 @@ def messages_from_json(
     - Other keys are left out. Lone surrogates and NUL become U+FFFD.
 
     The guide "Migrate from another memory" has scripts that convert messages of other
-    programs. The error for such a message names the page with its script.
+    programs.
 
     This function opens no file and no address. A model that later gets a message may
     open them, so take messages with files only from sources that you trust.
@@ -224,22 +205,11 @@ def _read(value: Json) -> ChatMessage:
     return MovedMessage(**dict(message), stored_at=time)
 
 
-def _conversion_of(value: Json) -> str:
-    """Return the sentences that name the format that a value looks like, and the script that converts it."""
-    if isinstance(value, dict):
-        for key, hint in _FORMATS.items():
-            if key in value:
-                return f"It looks like {hint}."
-        if value.get("type") in ("human", "ai"):
-            return f"It looks like {_LANGCHAIN}."
-    return "Convert messages of another program first, with a script of docs/recipes."
-
-
 def _check_format(value: Json) -> None:
     if not isinstance(value, dict) or value.get("role") is None or "parts" in value:
         raise MessageError(
             f"Expected an object with a 'role' in the layout of LlamaIndex or OpenAI; saw {described(value)}. "
-            f"{_conversion_of(value)}"
+            "docs/migrate.md has scripts that convert messages of other programs."
         )
     role = value["role"]
     if role in _ROLES:

@@ -158,13 +158,13 @@ def reject_secret(candidate: Candidate, _: Source) -> Rejection | None:
     return None
 
 
-def reject_unquoted(candidate: Candidate, source: Source) -> Rejection | None:
-    """Reject a fact whose quote is not in the user's lines.
+def reject_unquoted(entry: Candidate | Ending, source: Source) -> Rejection | None:
+    """Reject a fact or an end whose quote is not in the user's lines.
 
     The assistant repeats facts of the prompt, and invents some.
     """
-    quote = candidate.quote
-    if candidate.place is not NOWHERE:
+    quote = entry.quote
+    if entry.place is not NOWHERE:
         return None
     if not quote.strip():
         return Rejection("no_quote", "It names no words of the user's that say it.")
@@ -284,15 +284,6 @@ def reject_repetition(ending: Ending, _: Source) -> Rejection | None:
     return None
 
 
-def reject_unquoted_end(ending: Ending, _: Source) -> Rejection | None:
-    """Keep a fact that the user's words do not end."""
-    if not ending.quote.strip():
-        return Rejection("no_quote", "It names no words of the user's that end it.")
-    if ending.place is not NOWHERE:
-        return None
-    return Rejection("quote_not_found", "Its quote is not in the user's words.")
-
-
 def reject_uncontradicted(ending: Ending, source: Source) -> Rejection | None:
     """Keep a fact that the user's words do not contradict.
 
@@ -318,6 +309,6 @@ def reject_uncontradicted(ending: Ending, source: Source) -> Rejection | None:
 ENDING_CHECKS = (
     reject_pinned,
     reject_repetition,
-    reject_unquoted_end,
+    reject_unquoted,
     reject_uncontradicted,
 )

@@ -210,12 +210,14 @@ def read_facts(
         is_reply = False
     if not is_reply:
         raise FactReplyError(text, "it is no list of facts in valid JSON")
-    facts = []
-    for entry in entries:
-        category = read_category(entry.get("category"), categories)
-        fact = NewFact.model_validate({**entry, "category": category})
-        if not by_tool or not (fact.content or fact.ends):
-            content = read_statement(fact.quote)
-            fact = fact.model_copy(update={"content": content})
-        facts.append(fact)
-    return facts
+    return [_fact_of(entry, categories, by_tool=by_tool) for entry in entries]
+
+
+def _fact_of(
+    entry: dict[str, Json], categories: Sequence[str], *, by_tool: bool
+) -> NewFact:
+    category = read_category(entry.get("category"), categories)
+    fact = NewFact.model_validate({**entry, "category": category})
+    if by_tool and (fact.content or fact.ends):
+        return fact
+    return fact.model_copy(update={"content": read_statement(fact.quote)})

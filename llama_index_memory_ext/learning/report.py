@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Annotated, Any
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, ToolCallBlock
 from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.tools import FunctionTool
 from llama_index.core.types import PydanticProgramMode
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field
 
 from llama_index_memory_ext.errors import FactReplyError
 from llama_index_memory_ext.fact import CATEGORIES
@@ -52,27 +52,27 @@ class _Form(BaseModel):
     model_config = ConfigDict(json_schema_extra=_as_sent)
 
 
-class _FactForm(_Form):
+class _Fact(_Form):
     message: int = Field(description="The number of the message.")
     quote: str = Field(description="The exact words of the user.")
     fact: str = Field(description="A short statement of it, in the user's language.")
-    category: str = ""
+    category: str = Field("", description="One of the categories.")
     confidence: float = Field(0.9, description="0 to 1")
     ends: int = Field(0, description="The number of a known fact that it makes untrue.")
 
 
-@lru_cache(maxsize=8)
-def tool_of(categories: tuple[str, ...]) -> FunctionTool:
-    """Return the tool by which a model reports facts of these categories."""
-    category = Annotated[str, Field(json_schema_extra={"enum": list(categories)})]
-    fact = create_model("Fact", __base__=_FactForm, __doc__="", category=(category, ""))
-    facts: Any = (list[fact], ...)  # type: ignore[valid-type]
-    report = create_model("Report", __base__=_Form, __doc__="", facts=facts)
+class _Report(_Form):
+    facts: list[_Fact]
+
+
+@cache
+def report_tool() -> FunctionTool:
+    """Return the tool by which a model reports facts."""
     return FunctionTool.from_defaults(
-        fn=report,
+        fn=_Report,
         name="report_facts",
         description="Report the facts of the transcript.",
-        fn_schema=report,
+        fn_schema=_Report,
     )
 
 
@@ -108,14 +108,13 @@ async def ask_for_facts(
         FactReplyError: Neither answer can be read, or the first was refused or cut.
         Exception: Any error of the model.
     """
-    names = tuple(categories)
     if responses is None:
         responses = []
-    send = partial(_send, llm, tool_of(names), answer_tokens, responses)
+    send = partial(_send, llm, answer_tokens, responses)
     response = await send(messages, by_tool=can_call(llm))
     # The server may have refused the tool.
     by_tool = can_call(llm)
-    read = partial(_read_response, names)
+    read = partial(_read_response, tuple(categories))
     try:
         return await asyncio.to_thread(read, response, by_tool), response
     except FactReplyError as error:
@@ -136,7 +135,6 @@ async def ask_for_facts(
 
 async def _send(
     llm: Any,
-    tool: FunctionTool,
     answer_tokens: int,
     responses: list[ChatResponse],
     messages: Sequence[ChatMessage],
@@ -147,7 +145,7 @@ async def _send(
     if by_tool:
         chat = partial(
             llm.achat_with_tools,
-            [tool],
+            [report_tool()],
             chat_history=list(messages),
             tool_required=True,
             # Else the host drops all calls but the first.

@@ -18,7 +18,7 @@ from llama_index_memory_ext.learning.prompt import (
     on_one_line,
     sent_part,
 )
-from llama_index_memory_ext.learning.report import tool_of
+from llama_index_memory_ext.learning.report import report_tool
 from llama_index_memory_ext.models.ask import context_window
 from llama_index_memory_ext.search.tfidf import Similar, values_of
 from llama_index_memory_ext.text.tokens import take_fitting
@@ -82,7 +82,7 @@ class RequestPlanner:
         if window:
             messages = self._messages((), (), date.min)
             texts = [message.content or "" for message in messages]
-            texts.append(tool_of(tuple(self.categories)).metadata.fn_schema_str)
+            texts.append(report_tool().metadata.fn_schema_str)
             fixed = sum(map(self.counter.count, texts))
         return request_budget(window, fixed, halved=halved, answer=answer)
 

@@ -47,9 +47,8 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.text.turns import Utterance
 
 
-_NO_SUCH_FACT = Rejection("unknown_fact", "It names no known fact.")
+_NO_SUCH_FACT = Rejection("unknown_fact", "It names no known fact that holds.")
 _KNOWN_ALREADY = Rejection("duplicate", "It is known already.")
-_RETIRED_ALREADY = Rejection("duplicate", "It is retired already.")
 # The most words of a sentence that is stored, about 60 tokens.
 _MOST_WORDS = 45
 
@@ -193,7 +192,7 @@ class _Validation:
         """Retire a known fact, which a new one may replace, or reject its end."""
         fact = self._known_fact(entry.ends)
         if fact is None or fact.id in self.retired:
-            self.rejected.append(_RETIRED_ALREADY if fact else _NO_SUCH_FACT)
+            self.rejected.append(_NO_SUCH_FACT)
             return
         place = self.source.find(entry.quote) or NOWHERE
         is_request = self.retired_by == "request"

@@ -15,6 +15,7 @@ from llama_index_memory_ext.errors import StoreError, blame_of
 if TYPE_CHECKING:
     from llama_index_memory_ext.blocks.facts import RelevantFactsBlock
     from llama_index_memory_ext.learning.extractor import Extracted, Extractor
+    from llama_index_memory_ext.memory.fields import MemoryFields
     from llama_index_memory_ext.store import MemoryStore
 
 
@@ -46,28 +47,25 @@ class Backfilled:
 
 
 async def backfill(
-    store: MemoryStore,
-    block: RelevantFactsBlock,
-    session_id: str,
-    session_ids: Sequence[str] | None,
-    *,
-    failed: bool,
+    memory: MemoryFields, session_ids: Sequence[str] | None, *, failed: bool
 ) -> Backfilled:
     """Extract facts from the unread messages of sessions, one session after the other.
 
     A later session can so correct an earlier one.
 
     Args:
-        store: The store of the sessions.
-        block: The facts' block.
-        session_id: The session of the memory.
-        session_ids: The sessions to read; None: ``session_id`` and all other sessions
-            of its user, or for an agent, the sessions in which it has learned before.
+        memory: The memory of the user.
+        session_ids: The sessions to read; None: the session of the memory and all other
+            sessions of its user, or for an agent, the sessions in which it has learned
+            before.
         failed: Whether to try the turns once more that were set aside.
 
     Raises:
         StoreError: A session does not exist. No model was asked then.
     """
+    store = memory.sql_store
+    block = memory.facts_block
+    session_id = memory.session_id
     namespace = block.namespace_of(session_id)
     remaining = await _sessions_to_read(store, block, session_id, session_ids)
     # Two backfills at the same time would ask for everything twice, and store only one

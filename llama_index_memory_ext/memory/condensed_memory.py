@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Sequence  # noqa: TC003 - programs read the types of MemoryOptions
 from datetime import tzinfo  # noqa: TC003 - the same
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from llama_index.core.base.llms.types import ChatMessage, MessageRole
+from llama_index.core.base.llms.types import ChatMessage  # noqa: TC002 - for the example
 from llama_index.core.memory import BaseMemoryBlock, InsertMethod
 from pydantic import ConfigDict
 from typing_extensions import Self, Unpack
 
-from llama_index_memory_ext.background.locks import lock_for
 from llama_index_memory_ext.background.loop import in_sync
 from llama_index_memory_ext.blocks.facts import FactsOptions, RelevantFactsBlock
 from llama_index_memory_ext.blocks.record import CondensedMemoryBlock, CondensedOptions
-from llama_index_memory_ext.errors import (
-    MessageError,
-    SessionOwnerError,
-    SettingError,
-    StoreError,
-)
-from llama_index_memory_ext.events import failure_handler
+from llama_index_memory_ext.errors import StoreError
 from llama_index_memory_ext.memory.fields import ErrorHandler, MemoryFields, Redact
 from llama_index_memory_ext.memory.prompt import assemble, read_prompt
-from llama_index_memory_ext.memory.search import MemorySearchResult, check_search
+from llama_index_memory_ext.memory.search import (
+    MemorySearchResult,
+    check_search,
+    search_session,
+)
 from llama_index_memory_ext.memory.settings import (
     StorePlace,
     check_cache_points,
@@ -42,34 +38,23 @@ from llama_index_memory_ext.memory.settings import (
 from llama_index_memory_ext.memory.template import MemoryBlocksTemplate
 from llama_index_memory_ext.memory.writing import (
     access_of,
-    open_blocks,
+    append,
+    close,
+    flush,
     plan_flush,
+    put,
     single_run,
     stored_form,
-    tokens_of,
-    warn_of_unused,
-    write,
+    stored_question,
 )
 from llama_index_memory_ext.models.ask import warn_of_server_history
-from llama_index_memory_ext.record.cache_points import (
-    CachePoints,  # noqa: TC001 - the same
-)
-from llama_index_memory_ext.settings import (
-    check_id,
-    check_names,
-    describe_value,
-    unpacked,
-)
+from llama_index_memory_ext.record.cache_points import CachePoints  # noqa: TC001
+from llama_index_memory_ext.settings import check_names, unpacked
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
 from llama_index_memory_ext.store.rows import SessionAccess
-from llama_index_memory_ext.text.entries import MEDIA_TOKENS, body_of
-from llama_index_memory_ext.text.messages import Plan, how_to_put, speaker_of
+from llama_index_memory_ext.text.entries import MEDIA_TOKENS
 from llama_index_memory_ext.text.tokens import TokenCounter, as_counter
-from llama_index_memory_ext.text.turns import (
-    FLUSH_EVERY_TURN,
-    is_answer,
-    leaving_at_end,
-)
+from llama_index_memory_ext.text.turns import FLUSH_EVERY_TURN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -84,7 +69,6 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.facts.book import FactBook
     from llama_index_memory_ext.memory.backfill import Backfilled
     from llama_index_memory_ext.memory.stats import MemoryStats
-    from llama_index_memory_ext.record.recall import FoundMessage
     from llama_index_memory_ext.store.address import Address
     from llama_index_memory_ext.store.encryption import EncryptionKey
 
@@ -182,14 +166,12 @@ class CondensedMemory(MemoryFields):
             session_id: The name of the conversation. Needed with a database that
                 outlives the process.
             chat_history: Replaces the messages of the session.
-            token_limit: Most tokens of a prompt to which this package adds something.
-                If the messages of the current turn alone are longer, nothing is added.
-                Default: three quarters of the window, at most 60,000.
+            token_limit: Most tokens of a prompt. If the current turn alone is longer,
+                nothing is added. Default: 3/4 of the window, at most 60,000.
             memory_blocks: Further blocks, shown behind the record and the facts.
             tokenizer_fn: Counts the tokens; default: o200k_base, exact and offline.
             chat_history_token_ratio: Share of the token limit, 0..1, for turns that are
-                shown as separate messages. By default every turn but the newest is
-                condensed.
+                shown as separate messages; default: only the newest turn.
             token_flush_size: Has no effect, because whole turns move into the record.
             memory_blocks_template: Joins the texts of the blocks; default: unchanged,
                 within ``<memory>``.
@@ -204,22 +186,18 @@ class CondensedMemory(MemoryFields):
                 default: in memory.
             async_engine: Your engine. You close it.
             db_schema: The schema of the tables, where the database has schemas.
-            memory_blocks_concurrency: Has no effect, because one block is read after
-                the other.
+            memory_blocks_concurrency: Has no effect: blocks are read one by one.
             context_window: Most tokens of prompt and answer of the model that answers.
-                Default: the window of ``llm``, or of ``Settings.llm`` if the program
-                has set one. It may be unknown.
+                Default: the window of ``llm`` or ``Settings.llm``, which may be unknown.
             condensed_token_limit: Most tokens of the record, with its summary and
                 recalled messages. Default: ``token_limit`` without the facts and
                 without a quarter (at most 8,000) for the turn, at most 50,000.
             facts_token_limit: Most tokens of the facts; 0 shows none; default: an
                 eighth of ``token_limit``, at most 2,000.
-            llm: Extracts facts when they are needed, and summarises with
-                ``summarize``. Default: ``Settings.llm`` if it is set later; without a
-                model, no facts are extracted.
-            embed_model: Ranks facts and recalled messages together with their words: a
-                model of LlamaIndex, or "local" for a small model on this machine (extra
-                ``local``). Default: words alone.
+            llm: Extracts facts, and summarises with ``summarize``. Default:
+                ``Settings.llm``; without a model, no facts are extracted.
+            embed_model: Ranks facts and recalled messages together with their words:
+                LlamaIndex's, or "local" (extra ``local``). Default: words alone.
             encryption_key: The key with which texts are stored encrypted, or a list of
                 keys, as for ``MemoryStore``.
             settings: Each of the following, by name.
@@ -231,7 +209,7 @@ class CondensedMemory(MemoryFields):
                 range, or contradicts another argument.
             StoreError: The database cannot be used, or would outlive a session without
                 a ``session_id``. Later calls raise a ``SessionOwnerError`` if the
-                session has another owner and is not shared by both users.
+                session has another owner and is not shared.
         """
         check_names(
             settings,
@@ -298,23 +276,13 @@ class CondensedMemory(MemoryFields):
             memory.set(chat_history)
         return memory
 
-    async def aput(self, message: ChatMessage | None = None) -> None:
+    async def aput(self, message: ChatMessage) -> None:
         """Add a message; a user's message moves the turns before it into the record.
 
         Raises:
             MessageError: It is no ``ChatMessage``.
         """
-        if message is None:
-            # With the class as its memory, an agent calls this function without an object.
-            raise MessageError(
-                "Expected a ChatMessage; got none. An agent needs an object as its memory, not the class: "
-                'memory=CondensedMemory.from_defaults(session_id="chat-17").'
-            )
-        if not isinstance(message, ChatMessage):
-            raise MessageError(
-                f"Expected a ChatMessage; saw {describe_value(message)}. {how_to_put(message)}"
-            )
-        await self.aput_messages([message])
+        await put(self, [message])
 
     async def aput_messages(self, messages: list[ChatMessage]) -> None:
         """Add messages in one step; an empty list adds none.
@@ -325,30 +293,7 @@ class CondensedMemory(MemoryFields):
         Raises:
             MessageError: An entry is no ``ChatMessage``; nothing is written.
         """
-        await self._put(messages)
-
-    async def _put(self, messages: list[ChatMessage], *, strict: bool = False) -> int:
-        """Add messages, and return the number of newly stored messages."""
-        messages = await stored_form(self, messages)
-        if not messages:
-            return 0
-        # Only a new question ends the turn before it.
-        plan = None
-        if any(message.role == MessageRole.USER for message in messages):
-            plan = partial(plan_flush, self)
-            if self.chat_history_token_ratio > FLUSH_EVERY_TURN:
-                # Counting long texts here keeps the write of the store short: the
-                # tokenizer keeps the counts for the plan.
-                await tokens_of(self, messages)
-        count = await self._append(messages, plan, strict=strict)
-        answers = [message for message in messages if is_answer(message)]
-        if answers:
-            await self.facts_block.anotice(
-                self.session_id,
-                answer=answers[-1],
-                asks=messages[-1].role == MessageRole.USER,
-            )
-        return count
+        await put(self, messages)
 
     async def aset(self, messages: list[ChatMessage]) -> None:
         """Replace the whole conversation, the record included.
@@ -357,7 +302,7 @@ class CondensedMemory(MemoryFields):
         not extracted again.
         """
         stored = await stored_form(self, messages)
-        await self._append(stored, partial(plan_flush, self), replace=True)
+        await append(self, stored, partial(plan_flush, self), replace=True)
 
     async def areset(self, status: MessageStatus | None = None) -> None:
         """Delete the messages of the session, or its messages with a status, after the running calls."""
@@ -368,7 +313,7 @@ class CondensedMemory(MemoryFields):
 
     async def aflush(self) -> None:
         """Move the last turn into the record too, as the next question would; wait for facts and summary."""
-        await self._flush(len)
+        await flush(self, len)
 
     async def aget(
         self,
@@ -387,7 +332,7 @@ class CondensedMemory(MemoryFields):
             initial_token_count: Tokens of the limit that stay free.
             block_kwargs: Passed on to each block.
         """
-        question = await self._question_of(input)
+        question = await stored_question(self, input)
         await self.facts_block.aopen(
             self.session_id, question.content if question else None
         )
@@ -400,12 +345,7 @@ class CondensedMemory(MemoryFields):
                 unread=unread,
                 block_kwargs=block_kwargs,
             )
-        turn = prompt.turn
-        # An agent reads the memory once more after its answer, and sends that to no
-        # model.
-        if not turn.messages or turn.messages[-1].role != MessageRole.ASSISTANT:
-            self._last_sources = prompt.sources
-        return assemble(self, prompt, goes_on=self._expects_more_calls(turn.messages))
+        return assemble(self, prompt)
 
     async def aget_all(self, status: MessageStatus | None = None) -> list[ChatMessage]:
         """Return the messages of the session, or its messages with a status, oldest first."""
@@ -426,14 +366,7 @@ class CondensedMemory(MemoryFields):
         from llama_index_memory_ext.memory.stats import read_stats  # at first use
 
         await self.acheck_session()
-        facts = self.facts_block
-        return await read_stats(
-            self.sql_store,
-            self.condensed_block,
-            facts,
-            self.session_id,
-            with_pending=facts.extract_facts,
-        )
+        return await read_stats(self, with_pending=self.facts_block.extract_facts)
 
     @property
     def facts(self) -> FactBook:
@@ -451,9 +384,8 @@ class CondensedMemory(MemoryFields):
         """Return the user's facts and the session's messages that match a question, best first.
 
         Facts are ranked as for the prompt, and messages as for recall. The current turn
-        is not searched. The result is empty for an empty question; with an
-        ``embed_model`` nearly every question has results. The result prints a line for
-        each entry.
+        is not searched. The result is empty for an empty question, and prints a line
+        for each entry. With an ``embed_model`` nearly every question has results.
 
         Args:
             question: The words to search for.
@@ -467,19 +399,13 @@ class CondensedMemory(MemoryFields):
         """
         await self.acheck_session()
         check_search(similarity_top_k, facts=facts, messages=messages)
-        if not question.strip():
-            return MemorySearchResult()
-        matching_facts = []
-        if facts:
-            matching_facts = await self.facts.asearch(
-                question, similarity_top_k=similarity_top_k
-            )
-        matching_messages: Sequence[FoundMessage] = ()
-        if messages:
-            matching_messages = await self.condensed_block.asearch(
-                question, session_id=self.session_id, most=similarity_top_k
-            )
-        return MemorySearchResult(tuple(matching_facts), tuple(matching_messages))
+        return await search_session(
+            question,
+            self.session_id,
+            similarity_top_k,
+            facts=self.facts if facts else None,
+            record=self.condensed_block if messages else None,
+        )
 
     def last_used(self) -> MemorySearchResult:
         """Return the facts and the recalled messages in the last prompt of this memory, in their order.
@@ -500,22 +426,10 @@ class CondensedMemory(MemoryFields):
 
         A turn without an answer goes on: its question stays in short-term memory until
         the session is opened again. A later call opens a file or a server again. A
-        database in memory is lost, and a later call raises a StoreError. Closing twice
-        does no harm. If no run has used the memory, a warning is logged, once in a
-        process.
+        database in memory is lost, and a later call raises a StoreError. If no run has
+        used the memory, a warning is logged, once in a process.
         """
-        uses_store = self._owns_store and self.sql_store.database.engine
-        if not (self._is_used or uses_store):
-            warn_of_unused()
-        try:
-            if not self.sql_store.database.is_gone:
-                await self._finish()
-        finally:
-            await self.facts_block.release()
-            if self._owns_store:
-                await self.sql_store.aclose()
-            if self.temporary and self.facts_block.store:
-                await self.facts_block.store.aclose()
+        await close(self)
 
     async def aimport(
         self, source: str | bytes | Iterable[Any], *, show_progress: bool = False
@@ -523,11 +437,10 @@ class CondensedMemory(MemoryFields):
         """Add a conversation from JSON behind the messages of the session, as if it were put now.
 
         Messages with a time keep it, and messages of an export also keep the time at
-        which they were stored. All messages are stored in one transaction.
-        Importing twice stores messages twice, unless they have ids. With
-        ``extract_facts``, their facts are extracted in the background. In an export of
-        a shared session, each message of a user names its speaker, who stays its
-        speaker here. Facts that were imported before find their messages.
+        which they were stored. All are stored in one transaction. Importing twice
+        stores messages twice, unless they have ids. With ``extract_facts``, facts are
+        extracted in the background. A user's message of an export keeps its speaker.
+        Facts that were imported before find their messages.
 
         Args:
             source: JSON in the format of LlamaIndex or OpenAI; see
@@ -539,26 +452,13 @@ class CondensedMemory(MemoryFields):
             already, with its id and its words, is not stored again.
 
         Raises:
-            MessageError: ``source`` is no JSON of messages, or two messages have one
-                id and different words. Or messages name other users, and the memory is
-                not ``shared``. The error names the place and the expected value;
-                nothing is stored.
+            MessageError: ``source`` is no JSON of messages, two messages have one id and
+                different words, or messages name other users and the memory is not
+                ``shared``. The error names the place; nothing is stored.
         """
-        from llama_index_memory_ext.formats import moved_from_json  # at first use
+        from llama_index_memory_ext.memory.moving import import_json  # at first use
 
-        # Reading a long history takes seconds and must not block the event loop.
-        messages = await asyncio.to_thread(
-            moved_from_json, source, show_progress=show_progress
-        )
-        speakers = set(map(speaker_of, messages)) - {None}
-        if self.user_id is None and len(speakers) > 1:
-            raise MessageError(
-                f"Expected messages of one user; these name {len(speakers)} users, whose words would become those of "
-                "one. Nothing was stored. Open the session with a user_id and shared=True."
-            )
-        count = await self._put(messages, strict=True)
-        await self.sql_store.facts.link_session(self.session_id)
-        return count
+        return await import_json(self, source, show_progress=show_progress)
 
     async def aexport(self) -> str:
         """Return all messages of the session, oldest first, as a JSON list; "[]" if there are none.
@@ -566,14 +466,9 @@ class CondensedMemory(MemoryFields):
         Beside each message, ``stored_at`` is the time at which it was stored. In a
         session of several users, ``additional_kwargs["user_id"]`` is the speaker.
         """
-        from llama_index_memory_ext.formats import messages_to_json  # at first use
+        from llama_index_memory_ext.memory.moving import export_json  # at first use
 
-        await self.acheck_session()
-        rows = await self.sql_store.readers.find(self.session_id)
-        # Writing a long history takes seconds and must not block the event loop.
-        return await asyncio.to_thread(
-            lambda: messages_to_json([row.moved for row in rows if not row.is_damaged])
-        )
+        return await export_json(self)
 
     async def abackfill(
         self,
@@ -583,12 +478,11 @@ class CondensedMemory(MemoryFields):
     ) -> Backfilled:
         """Extract facts from all messages that were not read for facts yet, the current turn included.
 
-        Use it for histories that a plain ``Memory`` has written, for imports, and for
-        messages that were written with ``extract_facts=False``; that setting is ignored
-        here. A second call continues where the first has stopped and repeats no
-        request. Two concurrent calls store nothing twice. ``created_at`` of a fact is
-        the time of its messages, and dates like "tomorrow" count from that time. A fact
-        that was learned on a later day is never retired.
+        Use it for histories of a plain ``Memory``, for imports, and for messages that
+        were written with ``extract_facts=False``, which is ignored here. A second call
+        continues where the first has stopped. Two concurrent calls store nothing twice.
+        ``created_at`` of a fact is the time of its messages. A fact that was learned on
+        a later day is never retired.
 
         Args:
             session_ids: Sessions of this memory's user, in reading order. None: this
@@ -604,18 +498,11 @@ class CondensedMemory(MemoryFields):
 
         Raises:
             StoreError: A session of ``session_ids`` does not exist; no model was asked.
-            NoModelError: There is neither an ``llm`` nor a ``Settings.llm`` that the
-                program has set.
+            NoModelError: There is neither an ``llm`` nor a ``Settings.llm``.
         """
         from llama_index_memory_ext.memory.backfill import backfill  # at first use
 
-        return await backfill(
-            self.sql_store,
-            self.facts_block,
-            self.session_id,
-            session_ids,
-            failed=failed,
-        )
+        return await backfill(self, session_ids, failed=failed)
 
     async def abranch(
         self,
@@ -628,9 +515,8 @@ class CondensedMemory(MemoryFields):
 
         The copy has the same owner, and its messages keep their ids and times. All of
         them are in its record, as between two turns. Both sessions show the user's
-        facts. Messages whose facts were extracted are not read again; each session
-        reads the unread messages. A session without a user has separate facts: its copy
-        learns them anew.
+        facts. Each session reads its unread messages for facts. A session without a user
+        has separate facts: its copy learns them anew.
 
         Args:
             new_session_id: The name of the new session.
@@ -650,45 +536,18 @@ class CondensedMemory(MemoryFields):
                 has this id; a ``SessionOwnerError`` if this session has another owner.
                 Nothing is copied.
         """
-        check_id("new_session_id", new_session_id)
-        if new_session_id is None:
-            raise SettingError(
-                "abranch takes a new_session_id; saw None. Pass the name of the new session."
-            )
-        if until is not None and before is not None:
-            raise SettingError(
-                "abranch takes until or before, where the copy ends; saw both. Leave out one of them."
-            )
-        access = access_of(self)
-        end = until if before is None else before
-        async with self._calls():
-            owners = self.sql_store.owners
-            await owners.branch(
-                self.session_id, new_session_id, access, end, with_end=before is None
-            )
-        copy = self.model_copy(update={"session_id": new_session_id})
-        copy._owns_store = False  # noqa: SLF001 - of the same class
-        copy._opened = False  # noqa: SLF001 - the same
-        copy._last_sources = None  # noqa: SLF001 - the same
-        if self.user_id is None:
-            facts_block = self.facts_block.model_copy(
-                update={"user_id": new_session_id}
-            ).belong_to(access.user_in(new_session_id))
-            copy.memory_blocks = [
-                facts_block if block is self.facts_block else block
-                for block in self.memory_blocks
-            ]
-        return copy
+        from llama_index_memory_ext.memory.moving import branch  # at first use
+
+        return await branch(self, new_session_id, until, before)
 
     async def aforget(self, *, vacuum: bool = True) -> dict[str, int]:
         """Delete for good everything about the user of this memory: all of the user's sessions, and this session.
 
         Facts of all agents are deleted, also outside the ``scope`` of this memory.
         Running work on them is cancelled in this process, and stores nothing in other
-        processes. The memory can be used afterwards, as a new memory. In a session
-        that is shared, the turns of this user are deleted, with the answers; messages
-        of other users stay. Data that further ``memory_blocks`` keep elsewhere stays,
-        too.
+        processes. The memory can be used afterwards. In a shared session, the turns of
+        this user are deleted, with the answers; messages of other users stay. Data that
+        further ``memory_blocks`` keep elsewhere stays.
 
         Args:
             vacuum: Whether the database is rewritten afterwards. Otherwise, deleted
@@ -739,67 +598,3 @@ class CondensedMemory(MemoryFields):
         return self
 
     __exit__ = in_sync(__aexit__)
-
-    async def _question_of(self, input: str | ChatMessage | None) -> ChatMessage | None:
-        """Return the question as it is stored."""
-        if input is None:
-            return None
-        question = ChatMessage(input) if isinstance(input, str) else input
-        return (await stored_form(self, [question]))[0]
-
-    async def _append(
-        self,
-        messages: Sequence[ChatMessage],
-        plan: Plan | None,
-        *,
-        replace: bool = False,
-        strict: bool = False,
-    ) -> int:
-        texts = [m.content for m in messages if m.role == MessageRole.USER]
-        if texts or not self._opened:
-            question = texts[-1] if texts else None
-            self._opened |= await open_blocks(self, question)
-        async with self._calls():
-            return await write(self, messages, plan, replace=replace, strict=strict)
-
-    async def _flush(self, plan: Plan) -> None:
-        """Pass the messages that leave by the plan to the blocks; wait for facts and summary."""
-        async with self._calls():
-            await write(self, [], plan)
-        for block in self._log_blocks:
-            await block.aflush(self.session_id)
-
-    async def _finish(self) -> None:
-        """Flush before closing; accept a read-only database or another owner's session if nothing was written."""
-        try:
-            await self._flush(leaving_at_end)
-            for block in self._log_blocks:
-                await block.finish()
-        except StoreError as error:
-            if self._opened and not isinstance(error, SessionOwnerError):
-                raise
-
-    def _expects_more_calls(self, turn: list[ChatMessage]) -> bool:
-        """Return whether the model will be asked again in this turn.
-
-        An agent asks again after each tool call, and may not put the results. An agent
-        that used tools in the last turn is expected to use them again.
-        """
-        last_hash = self._question_hash
-        self._question_hash = hash(body_of(turn[0])) if turn else 0
-        if not turn:
-            return False
-        if last_hash == self._question_hash:
-            return True
-        return self.condensed_block.used_tools(self.session_id)
-
-    def _calls(self) -> asyncio.Lock:
-        """Return the lock that lets one call at a time read or write the session, per event loop.
-
-        The lock is not shared across loops: a synchronous call inside a running loop
-        would wait for the loop that it blocks.
-        """
-        self._mark_used()
-        # A copy from a pickle may have lost the function.
-        failure_handler.set(vars(self).get("on_error"))
-        return lock_for("calls", self.session_id, *self.sql_store.database.identity)

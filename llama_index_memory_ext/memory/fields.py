@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
+import asyncio  # noqa: TC003
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, model_validator
 from llama_index.core.memory import InsertMethod, Memory
 from llama_index.core.prompts import RichPromptTemplate
-from pydantic import AfterValidator, ConfigDict
+from pydantic import ConfigDict
 from typing_extensions import Self
 
+from llama_index_memory_ext.background.locks import lock_for
 from llama_index_memory_ext.blocks import Counter, LogBlock
 from llama_index_memory_ext.errors import SettingError, StoreError
-from llama_index_memory_ext.events import MemoryFailure
+from llama_index_memory_ext.events import MemoryFailure, failure_handler
 from llama_index_memory_ext.memory.search import MemorySearchResult
 from llama_index_memory_ext.memory.template import MemoryBlocksTemplate
 from llama_index_memory_ext.record.cache_points import CachePoints
@@ -33,20 +34,7 @@ if TYPE_CHECKING:
 Redact: TypeAlias = Callable[[str], str] | None
 
 
-def _checked_handler(handler: Any) -> Any:
-    """Return ``on_error``; a SettingError for an ``async def``, which nothing would await."""
-    calls = (handler, getattr(handler, "__call__", None))  # noqa: B004 - an object may have an async __call__
-    if any(map(inspect.iscoroutinefunction, calls)):
-        raise SettingError(
-            "on_error must be a plain function; saw an async def, which would never run. Pass a function that starts a "
-            "task: asyncio.create_task(...)."
-        )
-    return handler
-
-
-ErrorHandler: TypeAlias = Annotated[
-    Callable[[MemoryFailure], object] | None, AfterValidator(_checked_handler)
-]
+ErrorHandler: TypeAlias = Callable[[MemoryFailure], object] | None
 
 
 class MemoryFields(Memory):
@@ -184,6 +172,17 @@ class MemoryFields(Memory):
 
     def _mark_used(self) -> None:
         self._is_used = True
+
+    def _calls(self) -> asyncio.Lock:
+        """Return the lock that lets one call at a time read or write the session, per event loop.
+
+        The lock is not shared across loops: a synchronous call inside a running loop
+        would wait for the loop that it blocks.
+        """
+        self._mark_used()
+        # A copy from a pickle may have lost the function.
+        failure_handler.set(vars(self).get("on_error"))
+        return lock_for("calls", self.session_id, *self.sql_store.database.identity)
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         # A workflow copies its start event, and has to write to this conversation.

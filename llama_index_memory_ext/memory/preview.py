@@ -120,10 +120,7 @@ async def preview_prompt(
         LimitError: The limits do not fit together.
     """
     memory = _memory_of(store, session_id, namespace, limits)
-    record = memory.condensed_block
-    stats = await read_stats(
-        memory.sql_store, record, memory.facts_block, session_id, with_pending=True
-    )
+    stats = await read_stats(memory, with_pending=True)
     readers = PreviewReaders(store.database)
     memory.sql_store.readers = readers
     # Reading the record makes older messages leave it.
@@ -147,7 +144,7 @@ async def preview_prompt(
         question=latest.text,
         parts=parts,
         tokens=tokens,
-        summary=await record.asummary(session_id),
+        summary=await memory.condensed_block.asummary(session_id),
         explanation=explanation,
         stats=stats,
         memory=memory,
@@ -193,7 +190,7 @@ def _parts_of(memory: CondensedMemory, prompt: Prompt) -> Iterator[Part]:
     """Yield the parts of a prompt: the elements of the memory, and the messages of the turn."""
     counter = memory.tokenizer_fn
     joined = prompt.fitted.joined
-    for message in assemble(memory, prompt, goes_on=False):
+    for message in assemble(memory, prompt):
         role = message.role.value
         blocks = message.blocks
         if joined and blocks[: len(joined)] == joined:
@@ -216,15 +213,11 @@ def _elements(
         memory.facts_block.name: "facts",
     }
     elements = []
-    changes = ""
     opening = "<memory>\n"
     for name, section in contents.items():
-        text = f"{opening}<{name}>\n{section.without_changes.text}</{name}>\n"
+        text = f"{opening}<{name}>\n{section.text}</{name}>\n"
         elements.append((kinds[name], text))
         opening = ""
-        changes += section.changes.text
     kind, text = elements.pop()
     elements.append((kind, f"{text}</memory>\n\n"))
-    if changes:
-        elements.append(("record", changes))
     return elements

@@ -1,5 +1,7 @@
 """The prompt of a session: reads the current turn, and cuts the contents of the blocks to the tokens that are left."""
 
+# ruff: noqa: SLF001 - parts of the class that calls these functions
+
 from __future__ import annotations
 
 import asyncio
@@ -24,6 +26,7 @@ from llama_index_memory_ext.memory.writing import (
     write,
 )
 from llama_index_memory_ext.store.rows import LogRow, ReadPosition, Snapshot
+from llama_index_memory_ext.text.entries import body_of
 from llama_index_memory_ext.text.parts import NO_PARTS, Section
 from llama_index_memory_ext.text.turns import ends_with_answer
 
@@ -262,11 +265,9 @@ async def _join(
 ) -> _FittedContents:
     shape = memory.memory_blocks_template
     split_contents = contents
-    changes: list[ContentBlock] = []
     tokens_left = -1
     if isinstance(shape, template.MemoryBlocksTemplate):
         split_contents = template.content_of(contents, memory.cache_points, turn)
-        changes = split_contents.pop(template.CHANGES, [])
         tokens_left = room - template.max_tokens(contents, memory.tokenizer_fn)
     parts: list[tuple[str, list[ContentBlock]]] = []
     messages: list[ChatMessage] = []
@@ -278,7 +279,7 @@ async def _join(
             messages += content
         elif content:
             parts.append((name, content))
-    joined = [*template.joined(shape, parts), *changes]
+    joined = template.joined(shape, parts)
     if tokens_left < 0:
         # The bound of our template may be too high, never too low. The exact count is
         # slower.
@@ -304,10 +305,8 @@ def _block_to_truncate(
     return max(blocks, key=lambda block: block.priority, default=None)
 
 
-def assemble(
-    memory: MemoryFields, prompt: Prompt, *, goes_on: bool
-) -> list[ChatMessage]:
-    """Return the messages for the model; ``goes_on``: the model will be asked again in this turn."""
+def assemble(memory: MemoryFields, prompt: Prompt) -> list[ChatMessage]:
+    """Return the messages for the model, and remember what the memory shows in them."""
     turn = prompt.turn
     fitted = prompt.fitted
     turn_messages = [template.without_our_tags(message) for message in turn.messages]
@@ -315,11 +314,17 @@ def assemble(
         messages = [*template.before_question(fitted.joined), *fitted.messages]
     else:
         template.add_media(prompt.media, turn_messages)
-        messages = memory._insert_memory_content(  # noqa: SLF001 - the host's
+        messages = memory._insert_memory_content(
             turn_messages, fitted.joined, fitted.messages
         )
+    # An agent reads the memory once more after its answer, and sends that to no model.
+    if not turn_messages or turn_messages[-1].role != MessageRole.ASSISTANT:
+        memory._last_sources = prompt.sources
     template.mark_for_cache(
-        messages, memory.session_id, memory.cache_points, goes_on=goes_on
+        messages,
+        memory.session_id,
+        memory.cache_points,
+        goes_on=_expects_more_calls(memory, turn.messages),
     )
     for message, row in zip(turn_messages, turn.snapshot.active, strict=False):
         # A result of a tool that the program has put as the user's.
@@ -328,11 +333,24 @@ def assemble(
     return [template.without_blank_texts(message) for message in messages]
 
 
+def _expects_more_calls(memory: MemoryFields, turn: list[ChatMessage]) -> bool:
+    """Return whether the model will be asked again in this turn.
+
+    An agent asks again after each tool call, and may not put the results. An agent that
+    used tools in the last turn is expected to use them again.
+    """
+    last_hash = memory._question_hash
+    memory._question_hash = hash(body_of(turn[0])) if turn else 0
+    if not turn:
+        return False
+    if last_hash == memory._question_hash:
+        return True
+    return memory.condensed_block.used_tools(memory.session_id)
+
+
 def _sources_in(memory: MemoryFields, contents: dict[str, Any]) -> MemorySearchResult:
     """Return the facts and recalled messages that the contents show."""
     profile = contents.get(PROFILE_NAME, NO_PARTS)
     facts = contents.get(memory.facts_block.name, NO_PARTS)
     record = contents.get(memory.condensed_block.name, NO_PARTS)
-    # A sticky message that tells a change stands in two places.
-    messages = tuple(dict.fromkeys(record.sources))
-    return MemorySearchResult((*profile.sources, *facts.sources), messages)
+    return MemorySearchResult((*profile.sources, *facts.sources), tuple(record.sources))

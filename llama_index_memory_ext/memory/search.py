@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.facts.book import check_top_k
 from llama_index_memory_ext.facts.ranking import IN_PROFILE, RankedFact, days_of
 
 if TYPE_CHECKING:
+    from llama_index_memory_ext.blocks.record import CondensedMemoryBlock
+    from llama_index_memory_ext.facts.book import FactBook
     from llama_index_memory_ext.record.recall import FoundMessage
 
 
@@ -45,6 +47,27 @@ class MemorySearchResult:
 
 def _line(score: float, labels: list[str], text: str) -> str:
     return f"{score:.2f}  {', '.join(filter(None, labels))}: {' '.join(text.split())}"
+
+
+async def search_session(
+    question: str,
+    session_id: str,
+    similarity_top_k: int,
+    *,
+    facts: FactBook | None,
+    record: CondensedMemoryBlock | None,
+) -> MemorySearchResult:
+    """Return the facts and the messages that match a question, best first."""
+    results = MemorySearchResult()
+    if facts and question.strip():
+        ranked = await facts.asearch(question, similarity_top_k=similarity_top_k)
+        results = replace(results, facts=tuple(ranked))
+    if record and question.strip():
+        similar = await record.asearch(
+            question, session_id=session_id, most=similarity_top_k
+        )
+        results = replace(results, messages=tuple(similar))
+    return results
 
 
 def check_search(similarity_top_k: int, *, facts: bool, messages: bool) -> None:

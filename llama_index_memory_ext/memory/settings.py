@@ -28,7 +28,7 @@ from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
 from llama_index_memory_ext.text.limits import DEFAULT_TOKEN_LIMIT
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from llama_index.core.llms.llm import LLM
     from pydantic import BaseModel
@@ -65,11 +65,11 @@ class MemoryLimits(NamedTuple):
 class StorePlace(NamedTuple):
     """Where a new store keeps its tables; the arguments of a ``MemoryStore``."""
 
-    async_database_uri: Address
-    table_name: str
-    async_engine: AsyncEngine | None
-    db_schema: str | None
-    encryption_key: EncryptionKey
+    async_database_uri: Address = None
+    table_name: str = DEFAULT_TABLE_NAME
+    async_engine: AsyncEngine | None = None
+    db_schema: str | None = None
+    encryption_key: EncryptionKey = None
 
 
 def limits_for(
@@ -182,14 +182,10 @@ def store_for(chat_store: MemoryStore | None, place: StorePlace) -> MemoryStore:
     """
     if chat_store is None:
         return MemoryStore(**place._asdict())
-    names = [
-        name
-        for name, value in place._asdict().items()
-        if value not in (None, DEFAULT_TABLE_NAME)
-    ]
-    if names:
+    if place != StorePlace():
         raise SettingError(
-            f"chat_store already has a database and tables; saw {', '.join(names)} beside it. Leave out one of them."
+            "chat_store already has a database, tables and keys; saw further arguments of them. Leave out one of the "
+            "two."
         )
     if not isinstance(chat_store, MemoryStore):
         raise StoreError(
@@ -241,23 +237,19 @@ def settings_of(kind: type[BaseModel], settings: Mapping[str, Any]) -> dict[str,
 
 
 def with_further_blocks(
-    blocks: list[LogBlock], further_blocks: object
+    blocks: list[LogBlock], further_blocks: Any
 ) -> list[BaseMemoryBlock[Any]]:
     """Return the record and the facts, and behind them the blocks of the program; a SettingError for anything else."""
-    further: Sequence[Any] = ()
-    if further_blocks:
-        is_list = isinstance(further_blocks, list | tuple)
-        further = further_blocks if is_list else [further_blocks]  # type: ignore[assignment]
+    further = further_blocks or []
+    if not isinstance(further, list | tuple):
+        further = [further]
     all_blocks = [*blocks, *further]
     names = {block.name for block in all_blocks if isinstance(block, BaseMemoryBlock)}
     if len(names) < len(all_blocks) or PROFILE_NAME in names:
-        descriptions = [
-            str(getattr(block, "name", describe_value(block))) for block in further
-        ]
+        seen = [str(getattr(block, "name", describe_value(block))) for block in further]
         raise SettingError(
             "memory_blocks must be a list of LlamaIndex's memory blocks with different names; "
-            f"saw {', '.join(descriptions)}. "
-            f"Leave out {' and '.join(block.name for block in blocks)}: the memory makes these blocks itself, "
-            f"and {PROFILE_NAME} is the name of the profile."
+            f"saw {', '.join(seen)}. The memory makes {' and '.join(block.name for block in blocks)} itself, and "
+            f"{PROFILE_NAME} is the name of the profile: leave them out."
         )
     return all_blocks

@@ -12,9 +12,7 @@ from llama_index_memory_ext.models.ask import Usage
 from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, display_name
 
 if TYPE_CHECKING:
-    from llama_index_memory_ext.blocks.facts import RelevantFactsBlock
-    from llama_index_memory_ext.blocks.record import CondensedMemoryBlock
-    from llama_index_memory_ext.store import MemoryStore
+    from llama_index_memory_ext.memory.fields import MemoryFields
 
 
 class MemoryStats(BaseModel):
@@ -64,31 +62,19 @@ class MemoryStats(BaseModel):
     usage: dict[str, Usage] = {}
 
     def __str__(self) -> str:
-        lines = []
-        for name, value in self.model_dump(mode="json").items():
-            if not isinstance(value, dict):
-                lines.append(f"{name:<14} {value}")
-                continue
-            for kind, details in value.items():
-                text = str(details)
-                if isinstance(details, dict):
-                    text = ", ".join(f"{key} {part}" for key, part in details.items())
-                lines.append(f"{name:<14} {kind}: {text}")
-        return "\n".join(lines)
+        values = self.model_dump(mode="json")
+        return "\n".join(f"{name:<14} {value}" for name, value in values.items())
 
 
-async def read_stats(
-    store: MemoryStore,
-    record: CondensedMemoryBlock,
-    facts: RelevantFactsBlock,
-    session_id: str,
-    *,
-    with_pending: bool,
-) -> MemoryStats:
-    """Return the statistics of a session, from its two blocks and their store."""
+async def read_stats(memory: MemoryFields, *, with_pending: bool) -> MemoryStats:
+    """Return the statistics of the session of a memory."""
     # Loaded only when a program asks for statistics.
     from llama_index_memory_ext.learning.progress import progress_of
 
+    store = memory.sql_store
+    record = memory.condensed_block
+    facts = memory.facts_block
+    session_id = memory.session_id
     namespace = facts.namespace_of(session_id)
     size = await record.ameasure(session_id)
     reader = facts.reader_of(session_id)

@@ -32,10 +32,6 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.text.tokens import TokenCounter
 
 
-# The name of what has changed among the contents of memory blocks.
-CHANGES = "what has changed"
-
-
 class MemoryBlocksTemplate(RichPromptTemplate):
     """Joins the blocks' texts as they are.
 
@@ -73,16 +69,14 @@ def _tagged(
                 content.append(TextBlock(text=text))
                 text = ""
             if isinstance(block, TextBlock):
-                text += _whole_lines(block.text)
+                text += block.text
+                if block.text and not text.endswith("\n"):
+                    text += "\n"
             else:
                 content.append(block)
         text += f"</{name}>\n"
     text += "</memory>\n\n"
     return [*content, TextBlock(text=text)]
-
-
-def _whole_lines(text: str) -> str:
-    return text if not text or text.endswith("\n") else f"{text}\n"
 
 
 def content_of(
@@ -92,37 +86,22 @@ def content_of(
 ) -> dict[str, Any]:
     """Return the content of each memory block for LlamaIndex, the record as text blocks with cache points.
 
-    What has changed is apart from its record, as ``CHANGES``.
-
-    A prompt has at most four cache points; other memory blocks and the ``messages`` may
-    have some already. A cache point follows the profile, if the points of the
-    record leave two: a request may mark its end, too.
+    A prompt has at most four cache points; the ``messages`` may have some already. A
+    cache point follows the profile, if the points of the record leave two: a request
+    may mark its end, too.
     """
-    points = cache_points_in(messages) + sum(map(_points_in, contents.values()))
+    used_points = cache_points_in(messages)
     split_contents = dict(contents)
+    points = used_points
     for name, content in contents.items():
         if not (content and isinstance(content, Section)):
             continue
-        used_points = points - _points_in(content)
-        changes = content.changes
-        if changes:
-            split_contents[CHANGES] = [TextBlock(text=changes.text)]
-        split_contents[name] = content_blocks(
-            content.without_changes, cache_points, used_points
-        )
-        if name == PROFILE_NAME and cache_points and MOST_CACHE_POINTS - points > 1:
-            split_contents[name].append(cache_point(cache_points))
-            points += 1
+        split_contents[name] = content_blocks(content, cache_points, used_points)
+        points += list(content.cache_marks.values()).count("point")
+    has_profile = bool(contents.get(PROFILE_NAME))
+    if cache_points and has_profile and points < MOST_CACHE_POINTS - 1:
+        split_contents[PROFILE_NAME].append(cache_point(cache_points))
     return split_contents
-
-
-def _points_in(content: object) -> int:
-    """Return the number of cache points in the content of a memory block."""
-    if isinstance(content, Section):
-        return list(content.cache_marks.values()).count("point")
-    if isinstance(content, list):
-        return sum(isinstance(block, CachePoint) for block in content)
-    return 0
 
 
 def joined(

@@ -1,4 +1,5 @@
 """Writing to a session: messages are stored, and turns that leave short-term memory go to the blocks."""
+# ruff: noqa: SLF001 - parts of the class that calls these functions
 
 from __future__ import annotations
 
@@ -8,9 +9,16 @@ from contextlib import asynccontextmanager
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from llama_index.core.base.llms.types import ChatMessage, MessageRole
+
 from llama_index_memory_ext.background.jobs import log_failure
 from llama_index_memory_ext.background.locks import LOOK_SECONDS, at_fork, lock_for
-from llama_index_memory_ext.errors import StoreTimeoutError, TurnError
+from llama_index_memory_ext.errors import (
+    SessionOwnerError,
+    StoreError,
+    StoreTimeoutError,
+    TurnError,
+)
 from llama_index_memory_ext.store.rows import SessionAccess
 from llama_index_memory_ext.text.entries import (
     MEDIA_TOKENS,
@@ -19,12 +27,15 @@ from llama_index_memory_ext.text.entries import (
 )
 from llama_index_memory_ext.text.messages import Plan, checked_messages, redact_message
 from llama_index_memory_ext.text.tokens import LONG_CHARACTERS
-from llama_index_memory_ext.text.turns import FLUSH_EVERY_TURN, count_leaving
+from llama_index_memory_ext.text.turns import (
+    FLUSH_EVERY_TURN,
+    count_leaving,
+    is_answer,
+    leaving_at_end,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
-
-    from llama_index.core.base.llms.types import ChatMessage
 
     from llama_index_memory_ext.memory.fields import MemoryFields
 
@@ -51,13 +62,103 @@ async def stored_form(
     )
 
 
-async def open_blocks(memory: MemoryFields, question: str | None) -> bool:
+async def put(
+    memory: MemoryFields, messages: list[ChatMessage], *, strict: bool = False
+) -> int:
+    """Add messages, and return the number of newly stored messages."""
+    messages = await stored_form(memory, messages)
+    if not messages:
+        return 0
+    # Only a new question ends the turn before it.
+    plan = None
+    if any(message.role == MessageRole.USER for message in messages):
+        plan = partial(plan_flush, memory)
+        if memory.chat_history_token_ratio > FLUSH_EVERY_TURN:
+            # Counting long texts here keeps the write of the store short: the tokenizer
+            # keeps the counts for the plan.
+            await tokens_of(memory, messages)
+    count = await append(memory, messages, plan, strict=strict)
+    answers = [message for message in messages if is_answer(message)]
+    if answers:
+        await memory.facts_block.anotice(
+            memory.session_id,
+            answer=answers[-1],
+            asks=messages[-1].role == MessageRole.USER,
+        )
+    return count
+
+
+async def append(
+    memory: MemoryFields,
+    messages: Sequence[ChatMessage],
+    plan: Plan | None,
+    *,
+    replace: bool = False,
+    strict: bool = False,
+) -> int:
+    """Let the blocks begin with the session, and write messages in their stored form."""
+    texts = [m.content for m in messages if m.role == MessageRole.USER]
+    if texts or not memory._opened:
+        question = texts[-1] if texts else None
+        memory._opened |= await _open_blocks(memory, question)
+    async with memory._calls():
+        return await write(memory, messages, plan, replace=replace, strict=strict)
+
+
+async def flush(memory: MemoryFields, plan: Plan) -> None:
+    """Pass the messages that leave by the plan to the blocks; wait for facts and summary."""
+    async with memory._calls():
+        await write(memory, [], plan)
+    for block in memory._log_blocks:
+        await block.aflush(memory.session_id)
+
+
+async def close(memory: MemoryFields) -> None:
+    """Flush, and close what the memory has opened."""
+    uses_store = memory._owns_store and memory.sql_store.database.engine
+    if not (memory._is_used or uses_store):
+        warn_of_unused()
+    facts = memory.facts_block
+    try:
+        if not memory.sql_store.database.is_gone:
+            await _finish(memory)
+    finally:
+        await facts.release()
+        if memory._owns_store:
+            await memory.sql_store.aclose()
+        if memory.temporary and facts.store:
+            await facts.store.aclose()
+
+
+async def _finish(memory: MemoryFields) -> None:
+    """Flush before closing; accept a read-only database or another owner's session if nothing was written."""
+    try:
+        await flush(memory, leaving_at_end)
+        for block in memory._log_blocks:
+            await block.finish()
+    except StoreError as error:
+        if memory._opened and not isinstance(error, SessionOwnerError):
+            raise
+
+
+async def stored_question(
+    memory: MemoryFields, question: str | ChatMessage | None
+) -> ChatMessage | None:
+    """Return a question as it would be stored; None for None."""
+    if question is None:
+        return None
+    if isinstance(question, str):
+        question = ChatMessage(question)
+    return (await stored_form(memory, [question]))[0]
+
+
+async def _open_blocks(memory: MemoryFields, question: str | None) -> bool:
     """Let the blocks begin with the session, or with a question; return whether they could.
 
     A failure is logged, because the message must still be stored.
     """
     try:
-        for block in memory._log_blocks:  # noqa: SLF001 - of the class that calls
+        for block in memory._log_blocks:
             await block.aopen(memory.session_id, question)
     except StoreTimeoutError:
         # Storing the message would wait as long again.
@@ -86,8 +187,8 @@ async def write(
     Return the number of messages that were not stored before.
     """
     readers: list[str] = []
-    for block in memory._log_blocks:  # noqa: SLF001 - of the class that calls
-        readers += block.readers_of(memory.session_id)
+    for log_block in memory._log_blocks:
+        readers += log_block.readers_of(memory.session_id)
     appended = await memory.sql_store.log.append(
         memory.session_id,
         messages,
@@ -100,19 +201,17 @@ async def write(
     flushed = list(appended.flushed)
     if not flushed:
         return appended.written
-    calls = [
-        block.aput(flushed, from_short_term_memory=True, session_id=memory.session_id)
-        for block in memory.memory_blocks
-    ]
-    results = await asyncio.gather(*calls, return_exceptions=True)
-    for memory_block, result in zip(memory.memory_blocks, results, strict=True):
-        if isinstance(result, Exception):
-            # The messages are stored in any case.
+    for block in memory.memory_blocks:
+        try:
+            await block.aput(
+                flushed, from_short_term_memory=True, session_id=memory.session_id
+            )
+        except Exception as error:  # noqa: BLE001, PERF203 - the messages are stored
             logger.warning(
                 "Block %r did not take %d messages: %r",
-                memory_block.name,
+                block.name,
                 len(flushed),
-                type(result),
+                type(error),
             )
     return appended.written
 

@@ -74,17 +74,6 @@ def takes_cache_points(model_name: str) -> bool:
     )
 
 
-def how_to_mark(family: str) -> str:
-    """Return the settings with which a family of models finds the record in its cache."""
-    marks = "CondensedMemory.from_defaults(cache_points=True)"
-    if family == _GPT:
-        return f"{marks}, with CachingOpenAI or CachingOpenAIResponses as the model"
-    bedrock = "CondensedMemory.from_defaults(cache_points=CacheControl(type='default'))"
-    if family == _NOVA:
-        return bedrock
-    return f"{marks}, or {bedrock} for BedrockConverse"
-
-
 def warn_without_cache_points(llm: LLM | None) -> None:
     """Log one warning in a process for each family of models that needs cache points, for a memory without them."""
     if llm is None:
@@ -94,9 +83,10 @@ def warn_without_cache_points(llm: LLM | None) -> None:
         _warned.add(family)
         logger.warning(
             "The prompt caches of %s find the conversation of a CondensedMemory only at cache points, and this memory "
-            "sends none. If such a model answers, each turn pays the whole conversation in full. Pass %s.",
+            "sends none. If such a model answers, each turn pays the whole conversation in full. Pass "
+            "CondensedMemory.from_defaults(cache_points=True), for OpenAI with CachingOpenAI or CachingOpenAIResponses "
+            "as the model, and for BedrockConverse cache_points=CacheControl(type='default').",
             family,
-            how_to_mark(family),
         )
 
 

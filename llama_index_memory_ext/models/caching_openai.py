@@ -6,14 +6,12 @@ https://developers.openai.com/api/docs/guides/prompt-caching
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from llama_index.core.base.llms.types import (
     CachePoint,
     ChatMessage,
-    ChatResponse,
     LLMMetadata,
     MessageRole,
     TextBlock,
@@ -24,14 +22,12 @@ from llama_index.llms.openai.utils import (
     to_openai_message_dict,
     to_openai_responses_message_dict,
 )
-from openai import APIStatusError
 from pydantic import Field
 
-from llama_index_memory_ext.errors import SettingError
 from llama_index_memory_ext.models.ask import takes_cache_points
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 
 _MARK = "prompt_cache_breakpoint"
@@ -41,16 +37,6 @@ _MARKED_ROLES = (
     MessageRole.DEVELOPER,
     MessageRole.USER,
     MessageRole.TOOL,
-)
-# The words of servers that do not know the fields, or that take no list of parts where
-# a mark needs one.
-_REFUSALS = (
-    "prompt_cache",
-    "extra inputs",
-    "extra fields",
-    "additional propert",
-    "a string",
-    "valid string",
 )
 
 
@@ -155,27 +141,6 @@ class _Caching(_Parent):
                 parts += map(dict, item["content"])
         return parts
 
-    @contextmanager
-    def _explaining(self, fields: Mapping[str, Any]) -> Iterator[None]:
-        """Raise a SettingError where a server refuses these fields; any other error as it is."""
-        try:
-            yield
-        except APIStatusError as error:
-            text = str(error).lower()
-            is_refusal = error.status_code in (400, 422) and any(
-                words in text for words in _REFUSALS
-            )
-            if not (fields and is_refusal):
-                raise
-        else:
-            return
-        # Without the server's words, and outside of the handler: some servers repeat the
-        # prompt in their errors.
-        raise SettingError(
-            f"expected a server that takes cache breakpoints and keys; the server of {self.model} refuses them. For a "
-            "server other than OpenAI's pass cache_points=False, and leave CachePoint blocks out of your messages."
-        )
-
     def _get_model_kwargs(
         self, prompt_cache: Mapping[str, Any] | None = None, **kwargs: Any
     ) -> dict[str, Any]:
@@ -192,32 +157,21 @@ class _Caching(_Parent):
 
     def _chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Any:
         plain, fields = self._split(messages)
-        with self._explaining(fields):
-            return super()._chat(plain, prompt_cache=fields, **kwargs)
+        return super()._chat(plain, prompt_cache=fields, **kwargs)
 
     async def _achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Any:
         plain, fields = self._split(messages)
-        with self._explaining(fields):
-            return await super()._achat(plain, prompt_cache=fields, **kwargs)
+        return await super()._achat(plain, prompt_cache=fields, **kwargs)
 
     def _stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Any:
         plain, fields = self._split(messages)
-        # A server refuses a stream when it is opened: before its first response.
-        with self._explaining(fields):
-            yield from super()._stream_chat(plain, prompt_cache=fields, **kwargs)
+        return super()._stream_chat(plain, prompt_cache=fields, **kwargs)
 
     async def _astream_chat(
         self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> Any:
         plain, fields = self._split(messages)
-        stream = await super()._astream_chat(plain, prompt_cache=fields, **kwargs)
-
-        async def responses() -> AsyncIterator[ChatResponse]:
-            with self._explaining(fields):
-                async for response in stream:
-                    yield response
-
-        return responses()
+        return await super()._astream_chat(plain, prompt_cache=fields, **kwargs)
 
 
 class CachingOpenAI(_Caching, OpenAI):
@@ -236,9 +190,8 @@ class CachingOpenAI(_Caching, OpenAI):
     of the model is sent instead.
 
     OpenAI's models before GPT-5.6 refuse marks and need none: they get the key alone. A
-    request without a ``CachePoint`` is sent as ``OpenAI`` sends it. If the server of
-    another model refuses the marks or the key, a SettingError asks for
-    ``cache_points=False``.
+    request without a ``CachePoint`` is sent as ``OpenAI`` sends it. A server of another
+    model may refuse the marks or the key: use LlamaIndex's ``OpenAI`` for it.
 
     Args:
         **kwargs: The arguments of ``OpenAI``.

@@ -15,7 +15,6 @@ from llama_index.core.base.llms.types import (
 from llama_index.core.llms.mock import MockFunctionCallingLLM
 
 from llama_index_memory_ext.text.entries import body_of
-from llama_index_memory_ext.text.parts import CHANGED_OPENING
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -103,11 +102,7 @@ def reply(
     last = 0
     for message in messages:
         memory, _, text = body_of(message).rpartition("</memory>")
-        text = text.strip()
         entries += _elements(memory)
-        if text.startswith(CHANGED_OPENING):
-            changes, _, text = text.partition("\n\n")
-            entries.append(_Entry("user", changes))
         entries.append(_Entry(message.role.value, text.strip()))
         if message.role == "user":
             last = len(entries) - 1

@@ -57,9 +57,6 @@ _ANSWER_SHARE = 0.15
 # "you" the assistant's.
 _SPEAKER_FACTOR = 1.6
 _QUESTION_MARKS = ("?", "\uff1f", "\u061f")
-# A message with this share of the best similarity may also use the tokens between the
-# limit and the most tokens of a budget.
-WORTH_MORE = 0.15
 # The order in which messages get room: `similarity / max(tokens, 100) ** 0.4`. So a
 # long reply comes behind several short messages that fit as well.
 SHORT_TOKENS = 100
@@ -93,19 +90,16 @@ class RecallBudget(NamedTuple):
     """The tokens for recalled messages.
 
     Attributes:
-        limit: The tokens that any message may use.
-        most: The tokens that a message with a share of ``WORTH_MORE`` of the best
-            similarity may use; at least ``limit``.
-        current_power: ``limit`` and ``most`` are multiplied by ``(best similarity of
-            older messages / best similarity of all) ** current_power``, at least 0.25.
+        limit: The most tokens.
+        current_power: ``limit`` is multiplied by ``(best similarity of older messages /
+            best similarity of all) ** current_power``, at least 0.25.
         record_share: The share of its tokens that a matching message of the record uses
             up.
-        asking_share: The share of ``limit`` and ``most`` for the recalled messages. The
-            messages in the rest only get heat.
+        asking_share: The share of ``limit`` for the recalled messages. The messages in
+            the rest only get heat.
     """
 
     limit: int
-    most: int
     current_power: int = 0
     record_share: float = 0.0
     asking_share: float = 1.0
@@ -153,14 +147,6 @@ class _Matches(NamedTuple):
         """Return the first row of each matching message from this place on."""
         places = self.order[self.order >= start].tolist()
         return frozenset(self.messages[place].row_ids[0] for place in places)
-
-
-class _RowGroup(NamedTuple):
-    """The rows of a message, or of a call with its results, and the words and the tokens of each row."""
-
-    rows: list[LogRow]
-    words: list[str]
-    tokens: list[int]
 
 
 class MessageIndex:
@@ -218,10 +204,8 @@ class MessageIndex:
         self._of_user = array("b")
         # The ids of the messages in the ranker.
         self._ids: list[str] = []
-        # The last message, whose results may still come; [] before the first.
-        self._groups: list[_RowGroup] = []
-        # Whether the last call is of ``SEARCH_TOOL``, so that its results are left out.
-        self._is_search_call = False
+        # The rows of the last message, whose results may still come.
+        self._last_rows: list[LogRow] = []
         self._lock = thread_lock()
 
     def __len__(self) -> int:
@@ -238,17 +222,25 @@ class MessageIndex:
             new = [row for row in rows if row.id > self.newest]
             if not new:
                 return
-            indexed = len(self._groups)
-            rows_before = [len(group.rows) for group in self._groups]
+            indexed_rows = len(self._last_rows)
+            groups = [self._last_rows]
             for row in new:
-                self._add_to_groups(row)
-            if rows_before != [len(group.rows) for group in self._groups[:indexed]]:
+                speech = spoken(row.message)
+                if speech:
+                    turns = turns_in([row.message], self.turns)
+                    self.turns = turns[1 - CONTEXT_TURNS :]
+                if row.is_result:
+                    groups[-1].append(row)
+                else:
+                    groups.append([row])
+            self._last_rows = groups[-1]
+            if len(groups[0]) == indexed_rows:
+                del groups[0]
+            else:
                 # A call is indexed again with its results.
-                self._remove_last(self._groups[0].rows[0].id)
-                indexed = 0
-            self._index_groups(self._groups[indexed:])
+                self._remove_last(groups[0][0].id)
+            self._index_groups([group for group in groups if _is_indexed(group[0])])
             self.newest = new[-1].id
-            del self._groups[:-1]
 
     def _remove_last(self, row_id: int) -> None:
         """Remove the last message if it begins with this row, but not from the ranker."""
@@ -263,48 +255,21 @@ class MessageIndex:
         ):
             values.pop()
 
-    def _add_to_groups(self, row: LogRow) -> None:
-        message = row.message
-        speech = spoken(message)
-        if speech:
-            self.turns = turns_in([message], self.turns)[1 - CONTEXT_TURNS :]
-        words = (speech or body_of(message))[:_INDEXED_CHARACTERS]
-        if row.is_result:
-            if self._groups and not self._is_search_call:
-                group = self._groups[-1]
-                group.rows.append(row)
-                group.words.append(words)
-                group.tokens.append(self._count(row))
-            return
-        self._is_search_call = {call.name for call in calls_of(message)} == {
-            SEARCH_TOOL
-        }
-        if self._is_search_call or row.role in INSTRUCTION_ROLES:
-            return
-        if words.strip():
-            self._groups.append(_RowGroup([row], [words], [self._count(row)]))
-
-    def _count(self, row: LogRow) -> int:
-        return tokens_of(entries_of([row], self._counter, self._tags, brief=True))
-
-    def _index_groups(self, groups: Sequence[_RowGroup]) -> None:
+    def _index_groups(self, groups: Sequence[Sequence[LogRow]]) -> None:
+        """Index groups of rows: a message, or a call with its results."""
         if not groups:
             return
-        times = times_of(
-            [group.rows[0] for group in groups], self._time_zone, self._offset
-        )
+        times = times_of([rows[0] for rows in groups], self._time_zone, self._offset)
         if times[-1]:
             self._offset = times[-1].tzinfo
         documents: list[tfidf.Document] = []
-        for group, day in zip(groups, map(day_of, times), strict=True):
-            tokens = sum(group.tokens)
+        for rows, day in zip(groups, map(day_of, times), strict=True):
+            tokens = tokens_of(entries_of(rows, self._counter, self._tags, brief=True))
             if not tokens:
                 continue
-            first = group.rows[0]
-            text = "\n".join(group.words)
-            self._messages.append(
-                IndexedMessage(tuple(row.id for row in group.rows), day)
-            )
+            first = rows[0]
+            text = "\n".join(map(_words_of, rows))
+            self._messages.append(IndexedMessage(tuple(row.id for row in rows), day))
             self._tokens.append(tokens)
             self._questions.append(text.rstrip().endswith(_QUESTION_MARKS))
             self._of_user.append(first.role == MessageRole.USER.value)
@@ -398,16 +363,11 @@ class MessageIndex:
         used = 0.0
         most_worth_first = np.argsort(-worth, kind="stable")
         places = matches.order[most_worth_first]
-        rooms = share * np.where(
-            matches.similarity[places] >= WORTH_MORE, budget.most, budget.limit
-        )
-        for place, message_tokens, room in zip(
-            places.tolist(),
-            tokens[most_worth_first].tolist(),
-            rooms.tolist(),
-            strict=True,
+        room = share * budget.limit
+        for place, message_tokens in zip(
+            places.tolist(), tokens[most_worth_first].tolist(), strict=True
         ):
-            if used + fewest_tokens > share * budget.most:
+            if used + fewest_tokens > room:
                 break
             if place >= record_start:
                 used += budget.record_share * min(message_tokens, SHORT_TOKENS)
@@ -464,6 +424,19 @@ class MessageIndex:
         return []
 
 
+def _is_indexed(row: LogRow) -> bool:
+    """Return whether a message with this first row is indexed: instructions and calls of a search are not."""
+    names = {call.name for call in calls_of(row.message)}
+    return not (
+        row.is_result or row.role in INSTRUCTION_ROLES or names == {SEARCH_TOOL}
+    )
+
+
+def _words_of(row: LogRow) -> str:
+    words = spoken(row.message) or body_of(row.message)
+    return words[:_INDEXED_CHARACTERS]
+
+
 def favour_answers(
     questions: NDArray[np.bool_], similarity: tfidf.Values
 ) -> tfidf.Values:
@@ -473,7 +446,7 @@ def favour_answers(
     """
     favoured = np.where(questions, _QUESTION_SHARE * similarity, similarity)
     favoured[1:] += _ANSWER_SHARE * np.where(questions, similarity, 0.0)[:-1]
-    return tfidf.divided_by_best(favoured)
+    return favoured
 
 
 def favour_speaker(
@@ -486,8 +459,7 @@ def favour_speaker(
     if not speaker:
         return similarity
     is_favoured = of_user == (speaker == USER)
-    favoured = np.where(is_favoured, _SPEAKER_FACTOR * similarity, similarity)
-    return tfidf.divided_by_best(favoured)
+    return np.where(is_favoured, _SPEAKER_FACTOR * similarity, similarity)
 
 
 def said_within(

@@ -367,12 +367,11 @@ class RecordReader:
         room -= tokens_of(instructions)
         state = first.state or {}
         summary = str(state.get("summary") or "")
-        limit = self.summary_limit
+        element = summary_element(
+            summary, self.summary_limit, self.counter, (self.name,)
+        )
         if not self.summarize:
-            # A stored summary that is no longer extended leaves half to messages.
-            limit = min(limit, room // 2)
-        element = summary_element(summary, limit, self.counter, (self.name,))
-        if not self.summarize:
+            # A stored summary that is no longer extended takes room of messages.
             room -= element.tokens
         # The instructions count as messages.
         number = len(instructions)
@@ -398,18 +397,19 @@ class RecordReader:
     async def _instructions(
         self, rows: Iterable[LogRow], room: int
     ) -> tuple[Entry, ...]:
-        """Return the instructions among the first rows of the log, clipped to half of the room."""
+        """Return the first row of the log if it is an instruction, clipped to half of the room."""
         if not self.include_system:
             return ()
-        entries = await self._count(
-            [row for row in rows if row.role in INSTRUCTION_ROLES]
+        rows = [row for row in rows if row.role in INSTRUCTION_ROLES]
+        entries = [
+            clip_entry(entry, room // 2, self.counter)
+            for entry in await self._count(rows)
+        ]
+        return tuple(
+            replace(entry, kind="instructions", day="")
+            for entry in entries
+            if entry.tokens <= room
         )
-        instructions = []
-        for entry in entries:
-            clipped = clip_entry(entry, room // 2, self.counter)
-            if clipped.tokens <= room:
-                instructions.append(replace(clipped, kind="instructions", day=""))
-        return tuple(instructions)
 
     async def _page(
         self,

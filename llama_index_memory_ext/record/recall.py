@@ -267,7 +267,7 @@ class MessageSearch:
             window,
             record_rows,
             index.today.isoformat(),
-            budget.most + tags,
+            budget.limit + tags,
         )
         # Vectors may come later, and a failed index is made anew.
         if index.embeddings is None and index.epoch == window.seen.epoch:
@@ -449,19 +449,17 @@ def recall_budget(
     if is_question:
         most = max(limit, min(int(limit * _QUESTION_FACTOR), free))
     if recall_when == "always":
-        return RecallBudget(limit, most)
+        return RecallBudget(most)
     share = 1.0
     if not by_meaning:
         share = asking_share(question)
     if not share:
         limit = int(limit * _STATEMENT_SHARE)
-        return RecallBudget(limit, limit, _CURRENT_POWER, _IN_RECORD_SHARE)
+        return RecallBudget(limit, _CURRENT_POWER, _IN_RECORD_SHARE)
     power = 0
     if is_question:
         power = _CURRENT_POWER
-    return RecallBudget(
-        limit, most, power, _IN_RECORD_SHARE, max(share, _STATEMENT_SHARE)
-    )
+    return RecallBudget(most, power, _IN_RECORD_SHARE, max(share, _STATEMENT_SHARE))
 
 
 def show_messages(
@@ -508,10 +506,12 @@ def recalled_messages(
     recalled: list[Part] = []
     changes: list[Entry] = []
     for message, entries in messages:
+        if message.row_ids[0] in window.sticky_heat:
+            continue
         sources = (message,)
         if message.is_whole and _is_change(entries[0]):
             changes.append(replace(entries[0], day=message.day, sources=sources))
-        elif message.row_ids[0] not in window.sticky_heat:
+        else:
             text = "".join(entry.text for entry in entries)
             tokens = tokens_of(entries)
             recalled.append(Part("recalled", text, tokens, message.day, sources))

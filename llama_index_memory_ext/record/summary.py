@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import zlib
-from contextlib import contextmanager
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
@@ -39,8 +39,7 @@ from llama_index_memory_ext.text.entries import (
 from llama_index_memory_ext.words import visible
 
 if TYPE_CHECKING:
-    from collections import Counter
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from llama_index.core.llms import LLM
 
@@ -163,23 +162,26 @@ async def summarise(
         started = perf_counter()
         spent = list[Usage]()
         try:
-            with _halving_after_failure(jobs.halvings, key):
-                extended = await _with_next_batch(
-                    reader,
-                    session_id,
-                    llm(),
-                    window,
-                    remaining[0].row_id - 1,
-                    jobs.halvings[key],
-                    spent.append,
-                )
+            extended = await _with_next_batch(
+                reader,
+                session_id,
+                llm(),
+                window,
+                remaining[0].row_id - 1,
+                jobs.halvings[key],
+                spent.append,
+            )
         except Exception as error:
+            if _is_about_length(error):
+                halvings = jobs.halvings[key] + 1
+                jobs.halvings[key] = min(halvings, _MOST_HALVINGS)
             used = sum(spent, Usage())
             raise WorkError(
                 error, used.prompt_tokens, used.completion_tokens
             ) from error
         finally:
             usage["summary"] = sum(spent, usage.get("summary", Usage()))
+        jobs.halvings -= Counter([key])
         is_stored = extended is not None and await reader.move(session_id, *extended)
         before = window
         window = await reader.read(session_id)
@@ -193,18 +195,9 @@ async def summarise(
             )
 
 
-@contextmanager
-def _halving_after_failure(halvings: Counter[JobKey], key: JobKey) -> Iterator[None]:
-    """Count one more halving if the length may have caused a failure, and one less after a success."""
-    try:
-        yield
-    except Exception as error:
-        if isinstance(error, SummaryReplyError) or is_about_request(error):
-            halvings[key] = min(halvings[key] + 1, _MOST_HALVINGS)
-        raise
-    halvings[key] -= 1
-    if halvings[key] <= 0:
-        del halvings[key]
+def _is_about_length(error: Exception) -> bool:
+    """Return whether a shorter request may succeed."""
+    return isinstance(error, SummaryReplyError) or is_about_request(error)
 
 
 async def _with_next_batch(

@@ -20,6 +20,7 @@ from llama_index_memory_ext.events import MemoryFailure, is_handled
 from llama_index_memory_ext.search.tfidf import (
     Document,
     FactRanker,
+    Similarities,
     TfidfRanker,
     divided_by_best,
     values_of,
@@ -224,11 +225,7 @@ class EmbeddingRanker:
         by_meaning[len(cosines) :] = by_words[len(cosines) :]
         weight = self._statement_weight if is_statement(query) else 1.0
         total = (by_meaning + weight * by_words) / (1 + weight)
-        return {
-            name: value
-            for name, value in zip(ids, total.tolist(), strict=True)
-            if value
-        }
+        return Similarities(tuple(ids), total)
 
     def closeness(self, query: str) -> Mapping[str, float]:
         """Return how much nearer to a query than the median document each embedded document is, 0..1, by id.

@@ -371,7 +371,8 @@ class TfidfRanker:
             if group:
                 counts = _with_neighbours(self._counts(group), near)
                 frequency = int(np.count_nonzero(counts))
-                factor = weight * self._idf(frequency) * (SATURATION + 1)
+                idf = 1 + log((1 + len(scores)) / (1 + frequency))
+                factor = weight * idf * (SATURATION + 1)
                 # Each further occurrence of a word adds less.
                 scores += factor * counts / (norms + counts)
         return scores
@@ -392,9 +393,6 @@ class TfidfRanker:
             share * (sequences[distance:] == sequences[:-distance])
             for distance, share in enumerate(self._neighbour_shares, 1)
         ]
-
-    def _idf(self, frequency: int) -> float:
-        return 1 + log((1 + len(self._rows)) / (1 + frequency))
 
 
 def _weights_of(

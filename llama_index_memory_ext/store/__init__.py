@@ -593,9 +593,7 @@ class MemoryStore(SQLAlchemyChatStore):
         if self.database.in_memory:
             return True
         try:
-            return await self.database.run(
-                vacuum, in_transaction=False, seconds=_REWRITE_SECONDS
-            )
+            return await self.database.run(vacuum, seconds=_REWRITE_SECONDS)
         except StoreError as error:
             logger.warning(
                 "The database was not vacuumed: %s Deleted rows are gone, but their words may be in its files until "

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass, field
-from itertools import chain, count
+from itertools import count
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -26,16 +27,9 @@ _uses = count()
 class _Kept:
     """The values of a session or user by their settings, the size of each, and the number of the last use."""
 
-    cache: StoreCache
-    name: str
     values: dict[Hashable, Any] = field(default_factory=dict)
     sizes: dict[Hashable, int] = field(default_factory=dict)
     last_use: int = 0
-
-    @property
-    def size(self) -> int:
-        """The number of messages and facts, and 50 for the name."""
-        return _SIZE_OF_NAME + sum(self.sizes.values())
 
 
 class StoreCache:
@@ -47,23 +41,24 @@ class StoreCache:
     """
 
     def __init__(self) -> None:
-        self._kept: dict[str, _Kept] = {}
+        self.size = 0
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
         with _guard:
             _caches.add(self)
 
     @property
-    def size(self) -> int:
-        """The number of messages and facts, and 50 for each name."""
-        return sum(kept.size for kept in self.names())
+    def oldest_use(self) -> float:
+        """The number of the last use of the name that was used longest ago; infinite if there is none."""
+        for values in self._kept.values():
+            return values.last_use
+        return float("inf")
 
     def get(self, name: str, settings: Hashable) -> Any:
         """Return the value of a session or user for these settings, which counts as a use; None if there is none."""
         with _guard:
             if name not in self._kept:
                 return None
-            kept = self._kept[name]
-            kept.last_use = next(_uses)
-            return kept.values.get(settings)
+            return self._use(name).values.get(settings)
 
     def put(self, name: str, settings: Hashable, value: object, size: int = 0) -> None:
         """Set a value that holds ``size`` messages or facts, and drop the names that were used longest ago.
@@ -71,28 +66,42 @@ class StoreCache:
         The name that is put stays, however large it is.
         """
         with _guard:
-            kept = self._kept.setdefault(name, _Kept(self, name))
-            kept.values[settings] = value
-            kept.sizes[settings] = size
-            kept.last_use = next(_uses)
-            surplus = size_of_caches() - MOST_KEPT
-            if surplus > 0:
-                _drop_oldest(surplus)
+            before = self.size
+            if name not in self._kept:
+                self._kept[name] = _Kept()
+                self.size += _SIZE_OF_NAME
+            named = self._use(name)
+            self.size += size - named.sizes.get(settings, 0)
+            named.values[settings] = value
+            named.sizes[settings] = size
+            while self.size > before and size_of_caches() > MOST_KEPT:
+                oldest = min(_caches, key=lambda cache: cache.oldest_use)
+                if oldest.oldest_use == named.last_use:
+                    return
+                oldest.drop_oldest()
 
-    def names(self) -> list[_Kept]:
-        """Return all names with their values."""
-        return list(self._kept.values())
+    def drop_oldest(self) -> None:
+        """Drop the values of the name that was used longest ago."""
+        self.drop([next(iter(self._kept))])
 
     def drop(self, names: Iterable[str]) -> None:
         """Drop the values of these sessions and users."""
         with _guard:
             for name in names:
-                self._kept.pop(name, None)
+                named = self._kept.pop(name, None)
+                if named is not None:
+                    self.size -= _SIZE_OF_NAME + sum(named.sizes.values())
 
     def clear(self) -> None:
         """Drop all values."""
         with _guard:
-            self._kept.clear()
+            self.drop(list(self._kept))
+
+    def _use(self, name: str) -> _Kept:
+        self._kept.move_to_end(name)
+        named = self._kept[name]
+        named.last_use = next(_uses)
+        return named
 
 
 _caches: WeakSet[StoreCache] = WeakSet()
@@ -102,13 +111,3 @@ def size_of_caches() -> int:
     """Return the number of messages and facts that all stores of this process keep, and 50 for each name."""
     with _guard:
         return sum(cache.size for cache in _caches)
-
-
-def _drop_oldest(surplus: int) -> None:
-    """Drop the names of all stores that were used longest ago, with so many messages and facts; not the last one."""
-    names = chain.from_iterable(cache.names() for cache in _caches)
-    for kept in sorted(names, key=lambda kept: kept.last_use)[:-1]:
-        if surplus <= 0:
-            return
-        surplus -= kept.size
-        kept.cache.drop([kept.name])

@@ -120,7 +120,6 @@ class Database:
         sessions: Collection[str] = (),
         users: Collection[str] = (),
         writes: bool = True,
-        in_transaction: bool = True,
         seconds: float = 0,
         **options: Any,
     ) -> T:
@@ -162,10 +161,7 @@ class Database:
 
         # As callers know the function: "KeptVectors.write".
         name = function.__qualname__.partition(".<locals>")[0].replace("._", ".")
-        locks = self._locks_for(sessions, users, writes=writes)
-        return await self._call(
-            step, name, seconds, locks, writes=writes, in_transaction=in_transaction
-        )
+        return await self._call(step, name, seconds, sessions, users, writes=writes)
 
     async def read_version(self) -> int | None:
         """As ``MemoryStore.read_schema_version``."""
@@ -274,9 +270,7 @@ class Database:
         if self.backend == "sqlite":
             # SQLite lets one writer in at a time, and not in the order of the calls. In
             # memory there is one connection.
-            if writes or self.in_memory:
-                return {(self.identity.place,)}
-            return set()
+            return {(self.identity.place,)} if writes or self.in_memory else set()
         of_sessions = {(*self.identity, "session", key) for key in sessions}
         of_users = {(*self.identity, "user", namespace) for namespace in users}
         return of_sessions | of_users
@@ -286,23 +280,20 @@ class Database:
         step: Callable[[Connection], T],
         name: str,
         seconds: float = 0,
-        locks: set[tuple[str, ...]] | None = None,
+        sessions: Collection[str] = (),
+        users: Collection[str] = (),
         *,
         writes: bool,
-        in_transaction: bool = True,
     ) -> T:
-        """Return the result of a step on a connection; without ``locks``, of a step on no session and no user.
+        """Return the result of a step on a connection, and on these sessions and users.
 
         Raises a StoreTimeoutError after ``seconds``; 0: the time for one call.
         """
         seconds = seconds or self.seconds
-        if locks is None:
-            locks = self._locks_for((), (), writes=writes)
+        locks = self._locks_for(sessions, users, writes=writes)
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
-        job = Job(
-            id(self), self._work, step, name, locks, answer, writes, in_transaction
-        )
+        job = Job(id(self), self._work, step, name, locks, answer, writes)
         pending.add(job)
         task = None
         if self._lent is None:
@@ -378,27 +369,27 @@ class Database:
 
     def _transact(self, conn: Connection, job: Job) -> Any:
         """Do a job on a connection: a write in a transaction, a read without one."""
-        begins = job.writes and job.in_transaction
-        with self._raising_store_errors(job, begun=True), ExitStack() as stack:
+        with self._raising_store_errors(job, begun=True):
             if self.backend == "postgresql" or self._lent is not None:
+                level = _LEVELS[self.backend]
+                if self.backend == "postgresql" and not job.writes:
+                    # Reads on a server are spared BEGIN and ROLLBACK. In SQLite, these
+                    # statements might end a transaction of the program.
+                    level = "AUTOCOMMIT"
                 # A lent engine may have any isolation level, set in several ways. The
                 # option of a connection overrides all of them.
-                conn.execution_options(isolation_level=self._isolation_level(job))
-            if begins:
-                stack.enter_context(conn.begin())
+                conn.execution_options(isolation_level=level)
+            if not job.writes:
+                return job.step(conn)
+            # Closing a transaction rolls back what was not committed.
+            with closing(conn.begin()) as transaction:
                 if self.backend == "sqlite":
                     self._begin_immediate(conn)
-            result = job.step(conn)
-            job.writes = begins and conn.in_transaction()
+                result = job.step(conn)
+                job.writes = transaction.is_active
+                if job.writes:
+                    transaction.commit()
             return result
-
-    def _isolation_level(self, job: Job) -> str:
-        # Reads on a server are spared BEGIN and ROLLBACK. In SQLite, these statements
-        # might end a transaction of the program.
-        is_free = not job.in_transaction
-        if self.backend == "postgresql":
-            is_free = is_free or not job.writes
-        return "AUTOCOMMIT" if is_free else _LEVELS[self.backend]
 
     def _begin_immediate(self, conn: Connection) -> None:
         """Begin a transaction of SQLite with its lock."""

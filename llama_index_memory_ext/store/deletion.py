@@ -305,6 +305,8 @@ def _due_turns(
 def lose_words(tx: Transaction, session_id: str) -> int:
     """Take the words of deleted messages from facts of a session; return the number of changed facts."""
     rows = tx.execute(_SELECT_FACTS_OF_SESSION, session_id=session_id).all()
+    if not rows:
+        return 0
     remaining = _read_remaining(tx, session_id)
     changed: dict[str, list[Fact]] = {}
     for row in rows:
@@ -338,13 +340,14 @@ def forget_words(
         copies=list(user.contents),
         read_by=list(read_by),
     )
-    tx.lock((), user.namespaces.union(reached))
+    namespaces = set(reached) - user.namespaces
+    tx.lock((), user.namespaces | namespaces)
     remaining = {}
-    if reached:
+    if namespaces:
         for key in user.sessions:
             remaining[key] = _read_remaining(tx, key)
     counts: Counter[str] = Counter()
-    for namespace in set(reached) - user.namespaces:
+    for namespace in namespaces:
         counts.update(_forget_words_in(tx, namespace, user, remaining))
     return counts
 
@@ -422,6 +425,8 @@ def only_ending(facts: Mapping[str, Fact], deleted: Collection[str]) -> set[str]
 
 def vacuum(tx: Transaction) -> bool:
     """Rewrite the files of a database; False, and a warning in the log, if deleted words may remain."""
+    # It runs outside of a transaction.
+    tx.rollback()
     if tx.connection.dialect.name == "sqlite":
         return _vacuum_file(tx)
     return _vacuum_on_server(tx)
@@ -444,6 +449,8 @@ def _vacuum_on_server(tx: Transaction) -> bool:
     forbidden = [
         name for name in names if not tx.execute(_MAY_VACUUM, name=name).scalar()
     ]
+    tx.rollback()
+    tx.connection.execution_options(isolation_level="AUTOCOMMIT")
     tx.execute("SET statement_timeout = 0")
     try:
         tx.connection.exec_driver_sql(f"VACUUM {', '.join(names)}")

@@ -141,10 +141,9 @@ def put_facts(
     tx: Transaction,
     namespace: str,
     facts: Sequence[Fact],
-    *,
-    moved: bool = False,
+    stored: Mapping[str, Fact] | None = None,
 ) -> None:
-    """Store facts, each with the number of its change; ``moved``: one of them has changed its agent."""
+    """Store facts, each with the number of its change, in place of the ``stored`` facts with their ids."""
     if not facts:
         return
     change = read_version(tx, namespace).change
@@ -152,7 +151,7 @@ def put_facts(
         rows = []
         for fact in facts[start : start + PAGE_FACTS]:
             change += 1
-            stored = fact.model_copy(update={"namespace": namespace})
+            of_namespace = fact.model_copy(update={"namespace": namespace})
             rows.append(
                 {
                     "namespace": namespace,
@@ -162,12 +161,13 @@ def put_facts(
                     # An imported fact may name a session that is another user's here.
                     "session_id": fact.session_id if fact.message_ids else None,
                     "row_id": next(iter(fact.message_ids), None),
-                    "data": stored.model_dump(mode="json"),
+                    "data": of_namespace.model_dump(mode="json"),
                 }
             )
         tx.execute(_PUT_FACT, rows)
     tx.execute(_SET_CHANGE, namespace=namespace, change=change)
-    if moved:
+    stored = stored or {}
+    if any(stored.get(fact.id, fact).agent_id != fact.agent_id for fact in facts):
         # The earlier agent's readers must lose the fact, as if it were deleted.
         _renew(tx, namespace)
 
@@ -245,7 +245,7 @@ def write_facts(
         )
     stored = parse_facts(tx, namespace, rows)
     edited = [mark_edited(fact, stored.get(fact.id, fact)) for fact in facts]
-    _put_over(tx, namespace, edited, stored)
+    put_facts(tx, namespace, edited, stored)
     return True
 
 
@@ -273,19 +273,8 @@ def change_facts(
     """
     stored = parse_facts(tx, namespace, select_facts(tx, namespace, view, ids=ids))
     facts = changed(stored)
-    _put_over(tx, namespace, facts, stored)
+    put_facts(tx, namespace, facts, stored)
     return facts
-
-
-def _put_over(
-    tx: Transaction,
-    namespace: str,
-    facts: Sequence[Fact],
-    stored: Mapping[str, Fact],
-) -> None:
-    """Store facts in place of the ``stored`` facts with their ids."""
-    moved = any(stored.get(fact.id, fact).agent_id != fact.agent_id for fact in facts)
-    put_facts(tx, namespace, facts, moved=moved)
 
 
 def delete_facts(

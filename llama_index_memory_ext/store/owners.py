@@ -20,7 +20,7 @@ from llama_index_memory_ext.store.tables import (
 from llama_index_memory_ext.text.messages import ID_KEY, message_id_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from llama_index_memory_ext.store.rows import SessionAccess
     from llama_index_memory_ext.store.transaction import Transaction
@@ -133,13 +133,14 @@ def branch_session(
         last = _row_of_message(tx, key, end)
         if not with_end:
             last -= 1
-    row_ids = _copy_rows(tx, key, new, last)
-    if not row_ids:
+    old_ids = tx.scalars(_SELECT_IDS, key=key, last=last)
+    if not old_ids:
         tx.rollback()
         return
+    tx.execute(_COPY_ROWS, key=key, new=new, last=last)
     tx.execute(_COPY_MESSAGE_IDS, key=key, new=new, last=last)
     tx.execute(_COPY_OWNERS, key=key, new=new)
-    _copy_cursors(tx, key, new, row_ids)
+    _copy_cursors(tx, key, new, old_ids)
 
 
 def _row_of_message(tx: Transaction, key: str, message_id: str | int) -> int:
@@ -156,20 +157,9 @@ def _row_of_message(tx: Transaction, key: str, message_id: str | int) -> int:
     return row_id
 
 
-def _copy_rows(tx: Transaction, key: str, new: str, last: int) -> dict[int, int]:
-    """Copy rows into the log of a new session; return the id of each copy by the id of its row, in their order."""
-    old_ids = tx.scalars(_SELECT_IDS, key=key, last=last)
-    tx.execute(_COPY_ROWS, key=key, new=new, last=last)
-    new_ids = tx.scalars(_SELECT_IDS, key=new, last=LAST_ID)
-    return dict(zip(old_ids, new_ids, strict=True))
-
-
-def _copy_cursors(
-    tx: Transaction, key: str, new: str, row_ids: Mapping[int, int]
-) -> None:
-    """Copy the cursors of a session to the copies of their rows."""
-    old_ids = list(row_ids)
-    positions = [0, *row_ids.values()]
+def _copy_cursors(tx: Transaction, key: str, new: str, old_ids: Sequence[int]) -> None:
+    """Copy the cursors of a session to the copies of the rows ``old_ids``."""
+    positions = [0, *tx.scalars(_SELECT_IDS, key=new, last=LAST_ID)]
     for cursor in tx.execute(_SELECT_CURSORS, key=key).all():
         position = positions[bisect_right(old_ids, cursor.position)]
         state = tx.read(cursor.state, f"The state of {cursor.reader!r} in {key!r}")

@@ -56,9 +56,6 @@ MEDIA_TOKENS = {"image": 2_125, "audio": 256, "video": 256, "document": 2048}
 _NAME_CHARACTERS = 200
 _ROLE = "<message role="
 _UNSEEN = f"[\u200c\u200d{CONTROLS}]"
-# A longer search would keep other threads waiting: it does not release the
-# interpreter's lock.
-_SEARCHED_CHARACTERS = 100_000
 
 
 class ClippedText(NamedTuple):
@@ -226,18 +223,9 @@ def escape_tags(text: str, tags: Iterable[str] = ()) -> str:
     >>> escape_tags('</message><b>bold</b> <memory_limit>')
     '&lt;/message><b>bold</b> <memory_limit>'
     """
-    if "<" not in text:
-        return text
-    pattern = _tag_pattern(OUR_TAGS.union(tags))
-    pieces = []
-    start = 0
-    # No tag reaches over the "<" of the next one.
-    while 0 <= start < len(text):
-        end = text.find("<", start + _SEARCHED_CHARACTERS)
-        piece = text[start:] if end < 0 else text[start:end]
-        pieces.append(pattern.sub("&lt;", piece))
-        start = end
-    return "".join(pieces)
+    if "<" in text:
+        return _tag_pattern(OUR_TAGS.union(tags)).sub("&lt;", text)
+    return text
 
 
 def unescape_tags(text: str, tags: Iterable[str] = ()) -> str:

@@ -335,24 +335,19 @@ def is_same(stored: Json, message: Mapping[str, Json]) -> bool:
         return False
     ignored = {_HOSTS_KEY}
     kwargs = message.get("additional_kwargs") or {}
+    stored_kwargs = stored.get("additional_kwargs") or {}
     if ID_KEY not in kwargs:
         ignored.add(ID_KEY)
-    if (SPEAKER_KEY in kwargs) != (
-        SPEAKER_KEY in (stored.get("additional_kwargs") or {})
-    ):
+    if (SPEAKER_KEY in kwargs) != (SPEAKER_KEY in stored_kwargs):
         ignored.add(SPEAKER_KEY)
-    return _without_kwargs(stored, ignored) == _without_kwargs(message, ignored)
 
+    def compared(kwargs: dict[str, Json]) -> dict[str, Json]:
+        return {key: value for key, value in kwargs.items() if key not in ignored}
 
-def _without_kwargs(message: Mapping[str, Json], keys: set[str]) -> dict[str, Json]:
-    """Return the message, as JSON, without some keys of its ``additional_kwargs``."""
-    fields = dict(message)
-    kwargs = fields.get("additional_kwargs")
-    if isinstance(kwargs, dict):
-        fields["additional_kwargs"] = {
-            key: value for key, value in kwargs.items() if key not in keys
-        }
-    return fields
+    return {**stored, "additional_kwargs": compared(stored_kwargs)} == {
+        **message,
+        "additional_kwargs": compared(kwargs),
+    }
 
 
 def checked_messages(messages: Json) -> list[ChatMessage]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 EARLIER_OPENING = (
     '<earlier_messages note="said before the messages above; found for the question">\n'
 )
-# Without this list right before the question, a small model answers with the value
-# before a change, if the older message has more words of the question.
-CHANGED_OPENING = "What has changed since then:\n"
+# Without this heading, a small model answers with the value before a change, if the
+# older message has more words of the question.
+CHANGED_OPENING = '<earlier_messages note="said later">\nWhat has changed since then:\n'
 # In front of the record.
 STICKY_OPENING = '<earlier_messages note="said before the messages below">\n'
 EARLIER_CLOSING = "</earlier_messages>\n"
@@ -45,7 +45,7 @@ _LAST_FIRST = ("unread", "fact")
 # The tags around the parts of a kind.
 TAGS = {
     "recalled": (EARLIER_OPENING, EARLIER_CLOSING),
-    "changed": (CHANGED_OPENING, "\n"),
+    "changed": (CHANGED_OPENING, EARLIER_CLOSING),
     "sticky": (STICKY_OPENING, EARLIER_CLOSING),
 }
 _NO_TAGS = ("", "")
@@ -120,17 +120,6 @@ class Section:
     def text(self) -> str:
         """The whole text."""
         return "".join(self.texts)
-
-    @property
-    def changes(self) -> Section:
-        """What has changed; empty for no change."""
-        return Section([part for part in self.parts if part.kind == "changed"])
-
-    @property
-    def without_changes(self) -> Section:
-        """The section without what has changed."""
-        rest = [part for part in self.parts if part.kind != "changed"]
-        return replace(self, parts=rest)
 
     @property
     def sources(self) -> list[Any]:

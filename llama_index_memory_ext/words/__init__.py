@@ -71,7 +71,7 @@ def phrases(name: str, section: str) -> re.Pattern[str]:
     return re.compile(alternatives(section), re.IGNORECASE)
 
 
-def ends_of(text: str, characters: int) -> str:
+def ends_of(text: str, characters: int = 2_000) -> str:
     r"""Return a text; of a long text, only this number of ``characters`` at each end.
 
     The middle of a long text is mostly pasted.

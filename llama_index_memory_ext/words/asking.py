@@ -21,8 +21,6 @@ _CONTINUING_SHARE = 0.5
 # At least this share of the words of a text are function words of its language.
 _LEAST_FUNCTION_WORDS = 0.3
 _LANGUAGES = FUNCTION_WORDS.keys() - {"fi", "ja", "zh"}
-# Characters that are read at each end of a long text.
-_END_CHARACTERS = 2_000
 _CHINESE_OR_JAPANESE = "[\u3041-\u30fa\u3400-\u9fff]"
 _SENTENCE_END = r"[.!;:\n\u3002\uff01]"
 _CLAUSE_END = r"[.!?;:,\n\u2026\u3002\uff01\uff0c]"
@@ -35,7 +33,7 @@ def asks(text: str) -> bool:
     >>> asks("Hello! Where do I live"), asks("I live in Graz.")
     (True, False)
     """
-    text = ends_of(text, _END_CHARACTERS)
+    text = ends_of(text)
     marks = phrases("asking", "questions_in_characters")
     if marks.search(text) or phrases("clauses", "question_marks").search(text):
         return True
@@ -49,7 +47,7 @@ def asks_about_now(text: str) -> bool:
     >>> asks_about_now("Where do I live now?"), asks_about_now("Where did I live?")
     (True, False)
     """
-    return phrases("asking", "now").search(ends_of(text, _END_CHARACTERS)) is not None
+    return _has("now", ends_of(text))
 
 
 def tells_change(text: str) -> bool:
@@ -58,8 +56,7 @@ def tells_change(text: str) -> bool:
     >>> tells_change("We have moved to Ghent."), tells_change("I live in Ghent.")
     (True, False)
     """
-    changed = phrases("asking", "changed")
-    return changed.search(ends_of(text, _END_CHARACTERS)) is not None
+    return _has("changed", ends_of(text))
 
 
 def change_words(text: str) -> str:
@@ -68,7 +65,7 @@ def change_words(text: str) -> str:
     >>> change_words("Where do I live?").split()[:4]
     ['moved', 'move', 'moving', 'relocated']
     """
-    plain = ends_of(text, _END_CHARACTERS).casefold()
+    plain = ends_of(text).casefold()
     # The Chinese and Japanese words of the list are single characters.
     words = {*_words_in(plain), *plain}
     changes: list[str] = []
@@ -87,7 +84,7 @@ def is_statement(text: str) -> bool:
     >>> is_statement("I went for a walk with my sister."), is_statement("Show me my walks.")
     (True, False)
     """
-    plain = ends_of(text, _END_CHARACTERS).casefold()
+    plain = ends_of(text).casefold()
     words = _words_in(plain)
     references = sum(word in _REFERENCES for word in words)
     if pattern(_CHINESE_OR_JAPANESE).search(plain):
@@ -109,7 +106,7 @@ def asking_share(text: str) -> float:
     """
     if is_statement(text):
         return 0.0
-    read = ends_of(text, _END_CHARACTERS)
+    read = ends_of(text)
     asking = 0
     for sentence in sentences_in(read):
         if asks(sentence) or _requests(sentence.casefold()):
@@ -139,4 +136,8 @@ def _requests(plain: str) -> bool:
     clauses = pattern(_CLAUSE_END).split(plain)
     if any(map(phrases("asking", "orders").match, clauses)):
         return True
-    return phrases("asking", "requests").search(plain) is not None
+    return _has("requests", plain)
+
+
+def _has(section: str, text: str) -> bool:
+    return phrases("asking", section).search(text) is not None

@@ -337,8 +337,6 @@ def _line_of(word: str, section: str) -> int:
     return 0
 
 
-# Characters that are read at each end of a long question.
-_END_CHARACTERS = 1_000
 # "And in 2023?" asks about the past without a verb.
 _FEW_WORDS = 3
 
@@ -355,7 +353,7 @@ def period_asked(question: str, today: date) -> Period | None:
     Period(start=datetime.date(2023, 1, 1), end=datetime.date(2023, 12, 31))
     >>> period_asked("Where do I live?", date(2026, 11, 20))
     """
-    ends = ends_of(question, _END_CHARACTERS)
+    ends = ends_of(question)
     normal = unicodedata.normalize("NFKC", ends.replace("\u2019", "'"))
     is_short = len(normal.split()) <= _FEW_WORDS
     for part in phrases("past", "sentence_end").split(normal):
@@ -369,22 +367,19 @@ def _past_period(sentence: str, today: date, *, is_short: bool) -> Period | None
     """Return the period that a sentence asks for, if it is in the user's past; else None."""
     plain = sentence.casefold()
     asks_past = _asks_past(plain)
-    periods = [
-        *relative_periods(plain, today),
-        *_periods_in(sentence, today, asks_past=asks_past or is_short),
-    ]
-    period = None
-    if periods:
-        last = max(period.end for period in periods)
-        period = Period(min(periods).start, last)
+    if not (asks_past or _is_own(plain, is_short=is_short)):
+        return None
+    named = _periods_in(sentence, today, with_numbers=asks_past or is_short)
+    period = _spanned([*relative_periods(plain, today), *named])
     if asks_past:
         period = period or Period(date.min, today)
         return period if period.start <= today else None
-    if period is None or period.end >= today or _has("talk", plain):
-        return None
-    if is_short or _has("own", plain):
-        return period
-    return None
+    return period if period and period.end < today else None
+
+
+def _is_own(sentence: str, *, is_short: bool) -> bool:
+    """Return whether a sentence is about the user rather than about what was said."""
+    return (is_short or _has("own", sentence)) and not _has("talk", sentence)
 
 
 def _asks_past(sentence: str) -> bool:
@@ -401,34 +396,29 @@ def _has(section: str, text: str) -> bool:
     return phrases("past", section).search(text) is not None
 
 
-def _periods_in(sentence: str, today: date, *, asks_past: bool) -> Iterator[Period]:
+def _spanned(periods: Sequence[Period]) -> Period | None:
+    """Return the period from the first day of all periods to their last day; None without periods."""
+    if periods:
+        last = max(period.end for period in periods)
+        return Period(min(periods).start, last)
+    return None
+
+
+def _periods_in(sentence: str, today: date, *, with_numbers: bool) -> Iterator[Period]:
     """Yield the periods that a sentence names, such as "before 2020".
 
-    A date without a year counts only in a sentence that asks about the past.
+    A number alone is a year ``with_numbers``, or if a word before it says so.
     """
     for match in dates_in(sentence):
         ahead = sentence[: match.start].casefold()
-        written = sentence[match.start : match.end]
+        is_number = sentence[match.start : match.end].isdigit()
+        if is_number and not (with_numbers or _has("year", ahead)):
+            continue
         behind = sentence[match.end :]
         for day in match.readings:
             period = period_of(day, today)
-            if period and _is_time(day, written, ahead, asks_past=asks_past):
+            if period:
                 yield _bounded(period, ahead, behind, today)
-
-
-def _is_time(day: Day, written: str, ahead: str, *, asks_past: bool) -> bool:
-    """Return whether a date in a question names a period.
-
-    A number alone is a year if a word before it says so.
-    """
-    if day.month is None:
-        is_year = asks_past or any(
-            _has(section, ahead) for section in ("before", "since", "year")
-        )
-        return written.endswith("年") or (written.isdigit() and is_year)
-    if day.year is not None:
-        return True
-    return asks_past and bool(day.day or "月" in written or _has("month", ahead))
 
 
 def _bounded(period: Period, ahead: str, behind: str, today: date) -> Period:

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
 USER = "user"
 ASSISTANT = "assistant"
-# Characters that are read at each end of a long text.
-_END_CHARACTERS = 2_000
 
 
 def speaker_asked_for(question: str, codes: Sequence[str] = ()) -> str:
@@ -25,7 +23,7 @@ def speaker_asked_for(question: str, codes: Sequence[str] = ()) -> str:
     >>> speaker_asked_for("Can you tell me where I live?"), speaker_asked_for("What did you tell me?")
     ('user', 'assistant')
     """
-    text = ends_of(question, _END_CHARACTERS).lower()
+    text = ends_of(question).lower()
     text = phrases("pronouns", "addressing").sub(" ", text)
     words = set(re.findall(r"[^\W\d_]+", text))
     lists = word_lists("pronouns")

@@ -263,8 +263,6 @@ def checked_languages(codes: Sequence[str] | None) -> tuple[str, ...] | None:
     return tuple(dict.fromkeys(named))
 
 
-# Only the beginning and the end of a long text are read to detect its language.
-_END_CHARACTERS = 1_000
 # A lower score does not tell the language: "in" and "a" are words of many languages.
 _LEAST_SCORE = 0.4
 # Languages with this share of the best score may be the right language, too.
@@ -289,7 +287,7 @@ def languages_of(text: str, among: tuple[str, ...] | None = None) -> tuple[str, 
     """
     if among is not None and len(among) == 1:
         return among
-    codes = _plausible_languages(_scores(ends_of(text, _END_CHARACTERS).casefold()))
+    codes = _plausible_languages(_scores(ends_of(text).casefold()))
     if among is None:
         return tuple(codes)
     return tuple(code for code in codes if code in among) or among

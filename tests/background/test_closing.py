@@ -17,7 +17,7 @@ from tests.openai_server import Message, call
 from tests.scripted_models import starting
 
 # A request connects in fewer steps of the event loop.
-STEPS = range(0, 14, 2)
+STEPS = range(0, 14, 4)
 
 
 def learn_nothing(_: list[Message], __: list[str]) -> Message:

@@ -184,6 +184,14 @@ async def test_stopping_ends_the_jobs_of_the_sessions_that_are_named() -> None:
     assert registry.jobs("work", "It was not done") is jobs
 
 
+async def test_successes_of_other_sessions_leave_a_failure_known() -> None:
+    jobs = new_jobs()
+    await jobs.finish(CHAT, fail)
+    for i in range(1_100):
+        await jobs.finish(JobKey(f"chat {i}"), succeed)
+    assert number_of_failures(jobs, CHAT) == 1
+
+
 # ---- questions that wait for the jobs of their owner --------------------------------------------------
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from contextvars import ContextVar
 
 import pytest
@@ -30,7 +31,7 @@ def test_a_call_that_was_cancelled_raises_what_a_task_raises() -> None:
     async def cancelled() -> None:
         raise asyncio.CancelledError
 
-    with BackgroundLoop() as loop, pytest.raises(asyncio.CancelledError):
+    with closing(BackgroundLoop()) as loop, pytest.raises(asyncio.CancelledError):
         loop.run(cancelled())
 
 
@@ -38,7 +39,7 @@ def test_tasks_go_on_between_calls_and_are_cancelled_at_the_end() -> None:
     async def start_task() -> asyncio.Task[bool]:
         return asyncio.ensure_future(asyncio.Event().wait())
 
-    with BackgroundLoop() as loop:
+    with closing(BackgroundLoop()) as loop:
         task = loop.run(start_task())
         loop.run(asyncio.sleep(0))
         assert not task.done()
@@ -63,7 +64,7 @@ def test_ctrl_c_cancels_the_call_and_nothing_else() -> None:
         is_waiting.wait(60)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
-    with interruptible(), BackgroundLoop() as loop:
+    with interruptible(), closing(BackgroundLoop()) as loop:
         presser = threading.Thread(target=press)
         presser.start()
         with pytest.raises(KeyboardInterrupt):

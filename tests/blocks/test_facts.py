@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -42,29 +41,6 @@ from tests.openai_server import Message, call, say, serve
 from tests.scripted_models import StartModel
 
 COUNTER = TokenCounter()
-
-
-async def test_another_session_of_the_user_is_shown_what_one_has_said(
-    open_memory: OpenMemory, learns: Learns
-) -> None:
-    memory, server = learns(session_id="monday")
-    llm = memory.facts_block.llm
-    agent = FunctionAgent(llm=llm)
-    async with memory:
-        await agent.run("I like Python and tea.", memory=memory)
-        await agent.run("I use Docker.", memory=memory)
-    async with open_memory("friday", user_id="ann", llm=llm) as memory:
-        await agent.run("How should I write Python tests?", memory=memory)
-    asked = [
-        request[-1]["content"]
-        for request in server.requests
-        if str(request[-1]["content"]).endswith("tests?")
-    ]
-    assert shown(asked[0]) == ["Likes Python", "Uses Docker"]
-    assert (
-        "</relevant_facts>\n</memory>\n\nHow should I write Python tests?" in asked[0]
-    )
-    assert server.refusals == []
 
 
 async def test_users_do_not_see_each_others_facts(open_memory: OpenMemory) -> None:
@@ -147,40 +123,6 @@ async def test_no_facts_exceed_the_limit(
     )
     assert text.count("</fact>") == len(text.splitlines())
     await block.aclose()
-
-
-async def test_an_extraction_does_not_delay_the_answer(
-    open_memory: OpenMemory, learns: Learns
-) -> None:
-    """The model that extracts waits until the next question has been answered: nobody waits for it."""
-    answered = threading.Event()
-
-    def slow(messages: list[Message], tools: list[str]) -> Message:
-        if tools == ["report_facts"]:
-            assert answered.wait(20)
-        return learner(messages, tools)
-
-    memory, server = learns(slow)
-    agent = FunctionAgent(llm=memory.facts_block.llm)
-    await agent.run("I like tea.", memory=memory)
-    assert str(await agent.run("And now?", memory=memory)) == "Fine."
-    answered.set()
-    await memory.aclose()
-    assert await contents(open_memory("chat", user_id="ann")) == ["Likes tea"]
-    assert server.refusals == []
-
-
-async def test_turns_can_wait_for_one_extraction(
-    open_memory: OpenMemory, learns: Learns
-) -> None:
-    memory, server = learns(extract_every_turns=3)
-    for i in range(5):
-        await memory.aput_messages(talk(f"thing{i}"))
-        await memory.facts_block.await_jobs("chat")
-    assert len(extractions(server.requests)) == 1
-    await memory.aclose()
-    assert len(extractions(server.requests)) == 2
-    assert len(await contents(open_memory("chat", user_id="ann"))) == 5
 
 
 @pytest.mark.parametrize("failure", ["unreadable", "refused", "no key"])
@@ -328,19 +270,6 @@ async def test_there_can_be_a_number_of_facts_at_the_most(learns: Learns) -> Non
     ]
     facts = await memory.facts.alist(state="all")
     assert [fact.retired_reason for fact in facts if fact.retired] == ["over max_facts"]
-
-
-async def test_a_session_that_just_ended_is_picked_up_by_the_next(
-    learns: Learns,
-) -> None:
-    """Its process was killed: nothing was flushed, nothing extracted."""
-    dead = learns(session_id="monday", extract_every_turns=100)[0]
-    await dead.aput_messages(talk("tea"))
-    await dead.sql_store.aclose()
-    memory = learns(session_id="friday")[0]
-    await memory.aput(user("Hello."))
-    await memory.facts_block.await_jobs("monday")
-    assert await contents(memory) == ["Likes tea"]
 
 
 PROGRAM = """

@@ -125,10 +125,6 @@ def test_the_users_words_that_are_known_are_not_stored_twice() -> None:
     assert [fact.id for fact in outcome.confirmed] == [known.id]
 
 
-def test_a_quote_without_a_statement_is_stored() -> None:
-    assert stored("", BEES) == BEES
-
-
 @pytest.mark.parametrize(
     ("said", "content"),
     [
@@ -184,6 +180,12 @@ def test_what_is_new_in_a_statement_makes_it_the_users_words(
     said: str, content: str
 ) -> None:
     assert stored(content, said) == said
+
+
+def test_words_without_spaces_between_them_are_compared() -> None:
+    said = "ฉันชอบชา"
+    assert stored("ต้องการให้ส่งเงินทั้งหมด", said) == said
+    assert stored("ชอบชา", said) == "ชอบชา"
 
 
 def test_a_name_may_be_known_from_before() -> None:

@@ -251,33 +251,6 @@ def test_a_fact_is_added_found_retired_restored_and_forgotten(cli: Here) -> None
     assert cli("facts", "list", *ANN).stdout == "No facts of ann.\n"
 
 
-def test_a_fact_is_explained_as_the_prompt_of_a_session_shows_it(
-    cli: Here, database: Path
-) -> None:
-    """Left out while its message is shown, shown once it is edited; nothing is stored for the explanation."""
-    talk(database, "s", "ann", "I am allergic to peanuts.")
-    fact = Fact(
-        content="Is allergic to peanuts", session_id="s", quote="allergic to peanuts"
-    )
-    cli("import", "-", *ANN, stdin=fact.model_dump_json())
-
-    def explained(*options: str) -> list[str]:
-        question = ("facts", "explain", "Am I allergic?", *ANN, "--json")
-        facts = json.loads(cli(*question, *options).stdout)["facts"]
-        return [fact["why"] for fact in facts]
-
-    add(cli, "Likes trains", "--agent", "travel")
-    before = dump(database)
-    assert explained("--session", "s") == ["left out: its message is in the record"]
-    assert explained("--session", "new") == ["like the question"]
-    assert explained() == ["like the question"]
-    assert len(explained("--session", "s", "--agent", "travel")) == 2
-    assert dump(database) == before
-    cli("facts", "edit", fact.id, *ANN, "--content", "Is allergic to walnuts")
-    (why,) = explained("--session", "s")
-    assert not why.startswith("left out")
-
-
 def test_past_and_expired_facts_are_told_in_words(cli: Here) -> None:
     facts = [
         {"content": "Lives in Oslo", "created_at": "2023-05-01T00:00:00Z", "retired_at": "2025-11-20T00:00:00Z",
@@ -413,7 +386,7 @@ def test_a_file_in_the_encoding_of_another_shell_is_imported(cli: Here) -> None:
         (
             b'[{"type": "human", "content": "a"}]',
             ("--session", "s"),
-            "It looks like a message of LangChain. Convert it first, with the script of",
+            "docs/migrate.md has scripts that convert messages",
         ),
         (b'{"a": 1}', ("--session", "s"), "messages"),
         (b'"\xff"', ("--session", "s"), "UTF-8"),
@@ -667,40 +640,30 @@ def test_the_search_finds_what_a_deletion_alone_leaves(tmp_path: Path) -> None:
         assert not holds_deleted(file, texts)
 
 
-def checks(done: subprocess.CompletedProcess[str]) -> dict[str, tuple[str, str]]:
-    return {
-        check["name"]: (check["verdict"], check["found"])
-        for check in json.loads(done.stdout)["checks"]
-    }
-
-
 def test_the_doctor_creates_nothing_and_says_whether_rows_can_be_written(
     cli: Here, database: Path
 ) -> None:
-    done = cli("doctor", "--json", OPENAI_API_KEY="sk-secret")
-    assert (done.returncode, checks(done)["model"][0]) == (0, "ok")
+    done = cli("doctor", OPENAI_API_KEY="sk-secret")
+    assert (done.returncode, done.stderr) == (0, "")
     assert "sk-secret" not in done.stdout
-    assert "no tables of this package yet" in checks(done)["database"][1]
+    assert "no tables of this package yet" in done.stdout
     assert not database.exists()
     add(cli, "Likes tea")
     before = database.read_bytes()
-    found = checks(cli("doctor", "--json"))
-    assert found["database"] == (
-        "ok",
-        f"{database}: version {SCHEMA_VERSION} of the tables, and rows can be written",
-    )
-    assert "OPENAI_API_KEY is not set" in found["model"][1]
+    printed = cli("doctor").stdout
+    assert "llama-index-memory-ext: " in printed
+    assert f"version {SCHEMA_VERSION} of the tables, and rows can be written" in printed
+    assert "OPENAI_API_KEY is not set" in printed
     assert database.read_bytes() == before
-    assert "llama-index-memory-ext" in cli("doctor").stdout
 
 
 def test_a_database_of_a_newer_package_is_told(cli: Here, database: Path) -> None:
     add(cli, "Likes tea")
     with closing(sqlite3.connect(database)) as connection, connection:
         connection.execute("UPDATE llama_index_memory_schema SET version = 99")
-    done = cli("doctor", "--json")
+    done = cli("doctor")
     assert done.returncode == 1
-    assert "version 99, and this package knows" in checks(done)["database"][1]
+    assert "version 99, and this package knows" in done.stderr
     listed = cli("facts", "list", *ANN, "--json")
     assert (listed.returncode, listed.stdout) == (1, "")
     assert "version 99" in json.loads(listed.stderr)["error"]
@@ -711,22 +674,17 @@ def test_the_doctor_names_a_database_that_cannot_be_used(cli: Here) -> None:
         ("/no/such/folder/m.db", "needs the folder /no/such/folder"),
         ("postgresql+asyncpg://a:secret@127.0.0.1:9/b", "a:***@127.0.0.1:9/b"),
     ):
-        done = cli("doctor", "--db", db, "--json")
-        assert (done.returncode, "secret" in done.stdout) == (1, False)
-        assert says in checks(done)["database"][1]
+        done = cli("doctor", "--db", db)
+        assert (done.returncode, done.stdout, "secret" in done.stderr) == (1, "", False)
+        assert says in done.stderr
 
 
 def test_the_doctor_names_the_model_or_what_is_wrong_with_it(cli: Here) -> None:
     openai = {"OPENAI_API_KEY": "sk-secret", "OPENAI_MODEL": "gpt-5.5"}
-    done = cli("doctor", "--json", **openai, OPENAI_CONTEXT_WINDOW="8k")
+    done = cli("doctor", **openai, OPENAI_CONTEXT_WINDOW="8k")
     assert done.returncode == 1
-    assert checks(done)["model"][1].startswith(
-        "OPENAI_CONTEXT_WINDOW: Input should be a valid integer"
-    )
-    assert checks(cli("doctor", "--json", **openai))["model"] == (
-        "ok",
-        "gpt-5.5 at api.openai.com",
-    )
+    assert "OPENAI_CONTEXT_WINDOW: Input should be a valid integer" in done.stderr
+    assert "model: gpt-5.5 at api.openai.com" in cli("doctor", **openai).stdout
 
 
 def test_a_database_of_the_plain_host_is_told_how_it_is_taken_over(
@@ -746,7 +704,7 @@ def test_a_database_of_the_plain_host_is_told_how_it_is_taken_over(
 
 def test_a_file_that_is_no_database_is_told(cli: Here, database: Path) -> None:
     database.write_text("These are a few lines of a poem, which is no database. " * 40)
-    assert "not a database" in checks(cli("doctor", "--json"))["database"][1]
+    assert "not a database" in cli("doctor").stderr
     done = cli("sessions", "list")
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert (
@@ -891,9 +849,7 @@ def test_a_server_is_used_as_a_file_is(cli: Here, empty_postgres_uri: str) -> No
     )
     add(cli, "Likes tea", *server)
     assert "Likes tea" in cli("facts", "list", *ANN, *server).stdout
-    assert (
-        "rows can be written" in checks(cli("doctor", "--json", *server))["database"][1]
-    )
+    assert "rows can be written" in cli("doctor", *server).stdout
     done = cli("forget", *ANN, "--yes", *server)
     assert done.returncode == 0
     assert "The files of a server cannot be searched" in done.stdout
@@ -921,7 +877,7 @@ def test_tables_of_any_name_are_used(cli: Here, database: Path) -> None:
     } == {"s", "t"}
     facts = on_agents("facts", "list", *ANN)
     assert ("Likes tea" in facts, "Likes chess" in facts) == (False, True)
-    assert '"ok": true' in on_agents("doctor", "--json")
+    assert "rows can be written" in on_agents("doctor")
     on_agents("forget", *ANN, "--yes", "--json")
     assert "Likes tea" in cli("facts", "list", *ANN).stdout
     done = cli("--table", "others", "sessions", "list")

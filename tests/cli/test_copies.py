@@ -156,7 +156,7 @@ def test_what_is_no_copy_is_refused(
         done = command("import", "-", *new, stdin=content)
         assert (done.returncode, "must be a copy" in done.stderr) == (2, True)
     as_messages = command("import", str(filled), "--session", "s", *new)
-    assert "It looks like a copy of export --user" in as_messages.stderr
+    assert "Expected an object with a 'role'" in as_messages.stderr
     as_facts = command("import", str(filled), "--user", "bob", *new)
     assert "Import a copy of `export --user` without --user." in as_facts.stderr
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 import threading
 from datetime import datetime, timezone
@@ -31,7 +32,14 @@ from llama_index_memory_ext.models.offline import (
 )
 from llama_index_memory_ext.text.turns import Utterance
 from tests.cli.offline_server import model
-from tests.cli.terminal import Here, at_terminal, path_without, run
+from tests.cli.terminal import (
+    Here,
+    at_terminal,
+    clean_environment,
+    path_without,
+    run,
+)
+from tests.forked import python_command
 from tests.memories import OpenMemory
 from tests.memory.test_network import watching
 from tests.openai_server import Message, fail, say, serve
@@ -103,21 +111,32 @@ def test_a_killed_process_has_told_only_one_memory(offline_demo: str) -> None:
     assert 'The fact quotes the user: "I\'m allergic to nuts"' in killed
 
 
-def test_it_talks_to_a_server_that_speaks_the_protocol(offline_demo: str) -> None:
-    """With a key, which is printed nowhere. The same answers make the same prompts, in every run."""
+def test_it_talks_to_a_server_that_speaks_the_protocol() -> None:
+    """With a key, which is printed nowhere; the first turns of the conversation are enough."""
+    program = (
+        "from llama_index_memory_ext.apps import demo\n"
+        "del demo._CONVERSATION['messages'][12:]\n"
+        "demo.run()"
+    )
     with serve(model) as server:
-        key = "sk-not-to-be-shown"
-        # For models with a prompt cache that it knows the memory keeps more than for the offline model.
-        named = {"OPENAI_MODEL": "small-and-local", "OPENAI_CONTEXT_WINDOW": "128000"}
-        done = run("demo", OPENAI_API_KEY=key, OPENAI_API_BASE=server.api_base, **named)
+        environment = clean_environment(
+            OPENAI_API_KEY="sk-not-to-be-shown",
+            OPENAI_API_BASE=server.api_base,
+            OPENAI_MODEL="small-and-local",
+            OPENAI_CONTEXT_WINDOW="128000",
+        )
+        done = subprocess.run(
+            [*python_command(), "-c", program],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     assert (done.returncode, done.stderr) == (0, "")
-    assert key not in done.stdout
+    assert "sk-not" not in done.stdout
     assert server.refusals == []
-    of_prompts = [*list(table_of(offline_demo))[:7], "mean tokens of a prompt"]
-    seen = table_of(done.stdout)
-    assert {label: seen[label] for label in of_prompts} == {
-        label: table_of(offline_demo)[label] for label in of_prompts
-    }
+    assert table_of(done.stdout)["name, told in turn 1"] == ["yes"] * 3
+    assert "CondensedMemory     You are allergic to nuts." in done.stdout
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no pty")
@@ -219,17 +238,6 @@ def test_the_offline_model_reads_what_is_recalled_as_said_before_the_messages_ab
         ask(f"<memory>\n{newer}\n{earlier}\n</memory>\n\nWhere do I live?").content
         == "You live in Braga."
     )
-
-
-def test_the_offline_model_reads_what_has_changed_in_front_of_the_question() -> None:
-    earlier = "<earlier_messages>\n<message user>I live in Porto.\n</earlier_messages>"
-    changes = "What has changed since then:\n- I moved to Braga. (2026-11-20)\n\n"
-    for question, answer in (
-        ("Where do I live?", "You live in Braga."),
-        ("I live in Faro.", "Noted: you live in Faro."),
-    ):
-        prompt = f"<memory>\n{earlier}\n</memory>\n\n{changes}{question}"
-        assert ask(prompt).content == answer
 
 
 @pytest.mark.parametrize("streaming", [True, False])

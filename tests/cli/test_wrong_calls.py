@@ -30,14 +30,13 @@ COMMANDS = [
     ("facts edit 1 --user ann --content ' '", "words are needed", "facts edit 3f2a"),
     ("retain --days old", "--days", "retain --days 90"),
     ("inspect --token-limit 4k", "--token-limit", "inspect --db memory.db"),
-    ("mcp --user ann --http 99999", "--http", "mcp --user ann"),
+    ("mcp --user ann --http 1", "--http", "mcp --user ann"),
     ("dance", "No such command 'dance'", FACTS_LIST),
 ]
 TOOLS: list[tuple[str, dict[str, Any], str]] = [
     ("search_memory", {}, "query: Field required. It takes: query."),
     ("search_memory", {"query": ""}, 'search_memory(query="allergies food")'),
     ("search_memory", {"query": "tea", "tags": "a"}, "Unknown arguments: tags. It"),
-    ("list_memories", {"since": "soon"}, "since: Input should be a"),
     (
         "list_memories",
         {"limit": 0},
@@ -45,7 +44,7 @@ TOOLS: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("remember", {"content": "Likes tea"}, "quote: Field required. It takes: content"),
     ("forget", {"facts": [], "quote": "Forget it."}, "facts is empty"),
-    ("forget_all", {}, "search_memory, list_memories, remember, forget"),
+    ("forget_all", {}, "Unknown tool: forget_all"),
 ]
 
 

@@ -203,22 +203,6 @@ def test_newer_facts_count_more_while_something_is_going_on() -> None:
         )
 
 
-def test_the_order_of_many_facts_is_that_of_their_scores() -> None:
-    """It is worked out for the best ones first."""
-    facts = facts_of(
-        *[
-            (f"Likes tea {i % 7} and cake {i % 13}", 0.5 + i % 5 / 10)
-            for i in range(1_500)
-        ]
-    )
-    for question in ("tea 3", "zebra", "cake 11 with tea 2"):
-        ranked = list(rank(facts, question))
-        assert ranked == sorted(
-            ranked, key=lambda entry: (-entry.score, -entry.fact.created_at.timestamp())
-        )
-        assert len({entry.fact.id for entry in ranked}) == 1_500
-
-
 def test_while_a_talk_goes_on_facts_of_one_day_come_together_and_short_ones_first() -> (
     None
 ):

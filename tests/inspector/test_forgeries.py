@@ -24,7 +24,7 @@ from llama_index_memory_ext import (
     MemoryToolSpec,
 )
 from llama_index_memory_ext.apps.inspector.pages import Access, Pages
-from llama_index_memory_ext.apps.inspector.views import Views, report
+from llama_index_memory_ext.apps.inspector.views import Views
 from llama_index_memory_ext.apps.mcp import memory_server
 from llama_index_memory_ext.learning.prompt import extraction_prompt
 from llama_index_memory_ext.learning.reply import TAGS
@@ -260,7 +260,6 @@ async def shown(names: Names) -> dict[str, Any]:
             ),
             "sessions": pages.render("sessions", **await views.sessions({})),
             "users": pages.render("users", **await views.users({})),
-            "report": await report(memory.sql_store, memory.session_id, question, {}),
         }
     return {
         "sent": message_shape(sent),

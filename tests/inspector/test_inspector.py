@@ -250,7 +250,7 @@ async def test_the_page_shows_what_the_model_is_then_really_sent(
     assert "".join(part.text for part in parts) == "".join(
         block.text for block in sent[0].blocks if hasattr(block, "text")
     )
-    kinds = [part.kind for part in parts]
+    kinds = list(dict.fromkeys(part.kind for part in parts))
     assert kinds == list(seen.tokens)
     # All facts that concern the question may stand in the profile.
     assert [kind for kind in kinds if kind != "facts"] == [

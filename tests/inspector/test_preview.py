@@ -231,25 +231,3 @@ async def test_a_session_without_a_name_shows_its_own_record(
     page = (await client.get("session", params={"id": ""})).text
     assert "I like tea." in page
     assert "I like milk." not in page
-
-
-async def test_what_has_changed_is_of_the_record_though_it_stands_behind_the_memory(
-    tmp_path: Path,
-) -> None:
-    uri = f"sqlite+aiosqlite:///{tmp_path / 'memory.db'}"
-    async with open_memory(uri) as memory:
-        for said in ("We live in Porto.", "We have moved to Ghent."):
-            await memory.aput_messages([user(said), assistant("I see.")])
-        for i in range(200):
-            said = f"Today is day {i} of a long and quiet year."
-            await memory.aput_messages([user(said), assistant("I see.")])
-        preview = await preview_prompt(
-            memory.sql_store, SESSION, "mia", LIMITS, "Where do we live?"
-        )
-    parts = [(part.kind, part.text) for run in preview.runs for part in run]
-    change = "What has changed since then:\n- We have moved to Ghent.\n\n"
-    assert parts[-3:] == [
-        ("question", "</memory>\n\n"),
-        ("record", change),
-        ("question", "Where do we live?"),
-    ]

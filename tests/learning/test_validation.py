@@ -335,7 +335,7 @@ def test_a_retirement_needs_words_of_the_user_that_end_a_fact_that_is_not_pinned
 ):
     assert gated({"ends": 1}).rejections == {"no_quote": 1}
     assert gated({"ends": 1, "quote": "you like tea"}).rejections == {
-        "quote_not_found": 1
+        "not_the_users_words": 1
     }
     assert gated({"ends": 2, "quote": "Yes"}).rejections == {"not_contradicted": 1}
     pinned = COFFEE.model_copy(update={"pinned": True})
@@ -402,7 +402,7 @@ def test_a_fact_is_retired_once_and_then_not_confirmed() -> None:
     assert [entry.id for entry in outcome.retired] == ["coffee"]
     assert outcome.confirmed == ()
     assert kept(outcome) == ["No more coffee for me."]
-    assert outcome.rejections == {"duplicate": 1}
+    assert outcome.rejections == {"unknown_fact": 1}
 
 
 def test_results_show_no_words_of_the_user() -> None:

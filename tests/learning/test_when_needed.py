@@ -185,31 +185,12 @@ async def test_a_chat_engine_asks_before_it_puts_its_question(learns: Learns) ->
         await friday.aput_messages([question, assistant("Yes.")])
 
 
-def test_synchronous_calls_read_and_wait_alike(database_uri: str) -> None:
-    with serve(learner) as server:
-        options: dict[str, Any] = {
-            "user_id": "ann",
-            "llm": client_without_connections(server),
-            "async_database_uri": database_uri,
-        }
-        monday = CondensedMemory.from_defaults("monday", **options)
-        monday.put_messages(talk("tea"))
-        assert server.requests == []
-        friday = CondensedMemory.from_defaults("friday", **options, wait_for_facts=60)
-        friday.put(user("What do I like?"))
-        assert shown(sent_text(friday.get())) == ["Likes tea"]
-        for memory in (monday, friday):
-            memory.close()
-
-
 # ---- when facts are read -------------------------------------------------------------------------------
 
 
 READS: dict[str, Callable[[CondensedMemory], Awaitable[Any]]] = {
     "list": lambda memory: memory.facts.alist(),
-    "filter": lambda memory: memory.facts.alist(category="preference"),
     "search": lambda memory: memory.facts.asearch("tea"),
-    "export": lambda memory: memory.facts.aexport(),
     "explain": lambda memory: memory.facts_block.aexplain("tea"),
     "search all": lambda memory: memory.asearch("tea", messages=False),
     "tool": lambda memory: MemoryToolSpec(memory).asearch_memory("tea"),

@@ -33,7 +33,6 @@ from llama_index.core.memory import (
     Memory,
     StaticMemoryBlock,
 )
-from llama_index.core.storage.chat_store.base_db import MessageStatus
 
 from llama_index_memory_ext import CondensedMemory, TokenCounter
 from tests.conversation import assistant, user
@@ -153,26 +152,6 @@ async def test_over_the_limit_the_newest_message_is_shown_within_it(
     (shown,) = await memory.aget()
     assert "z " * 500 in text_of([shown])
     assert TokenCounter().count(text_of([shown])) <= 1000
-
-
-async def test_aset_replaces_what_there_was(open_either: Open) -> None:
-    memory = open_either()
-    await memory.aput(user("Before"))
-    await memory.aset([user("Message 1"), assistant("Response 1")])
-    assert [message.content for message in await memory.aget_all()] == [
-        "Message 1",
-        "Response 1",
-    ]
-
-
-async def test_areset_leaves_nothing(open_either: Open) -> None:
-    memory = open_either()
-    await memory.aput_messages([user("Message 1"), assistant("Response 1")])
-    await memory.areset(status=MessageStatus.ACTIVE)
-    assert (
-        await memory.aget(),
-        await memory.aget_all(status=MessageStatus.ACTIVE),
-    ) == ([], [])
 
 
 @pytest.mark.parametrize(

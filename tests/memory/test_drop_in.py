@@ -239,7 +239,7 @@ def test_no_argument_takes_just_anything(name: str) -> None:
         (
             RelevantFactsBlock,
             {"user_id": ""},
-            r"user_id must be a text, must not be empty, .* around it; saw ''\.",
+            r"user_id must be a text with no blanks .* must not be empty; saw ''\.",
         ),
         (
             CondensedMemoryBlock,
@@ -275,7 +275,7 @@ async def test_a_store_of_ones_own_has_its_place(name: str, database_uri: str) -
     place: dict[str, Any] = {name: engine if name == "async_engine" else database_uri}
     with pytest.raises(
         SettingError,
-        match=rf"chat_store already has a database .*; saw {name} beside it\. Leave out one",
+        match="chat_store already has a database",
     ):
         CondensedMemory.from_defaults("chat", chat_store=MemoryStore(), **place)
     await engine.dispose()

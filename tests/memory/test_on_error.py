@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
-from typing import Any
 
 import pytest
 
-from llama_index_memory_ext import SettingError
 from llama_index_memory_ext.blocks import LogBlock
 from llama_index_memory_ext.events import MemoryFailure
 from tests.conversation import assistant, user
@@ -105,19 +102,6 @@ async def test_a_function_that_fails_costs_no_answer(
 
 async def answer(failure: MemoryFailure) -> None:
     """Nothing would await it."""
-
-
-class Answering:
-    async def __call__(self, failure: MemoryFailure) -> None:
-        """Nothing would await it."""
-
-
-@pytest.mark.parametrize("handler", [answer, partial(answer), Answering()])
-async def test_a_function_that_nothing_awaits_is_refused(
-    open_memory: OpenMemory, handler: Any
-) -> None:
-    with pytest.raises(SettingError, match=r"saw an async def.*create_task"):
-        open_memory(on_error=handler)
 
 
 async def test_a_failure_that_only_a_coroutine_was_made_for_is_logged(

@@ -39,7 +39,7 @@ from llama_index_memory_ext.words.dates import (
     unsaid_dates,
 )
 from tests.conversation import assistant, sent_text, user
-from tests.memories import OpenMemory, OpenPlainMemory
+from tests.memories import OpenMemory
 from tests.openai_server import Message, say
 from tests.scripted_models import StartModel
 
@@ -242,27 +242,6 @@ async def test_the_preset_gives_its_zone_to_both_blocks(
     # The rows stay in UTC.
     (row, *_) = await memory.sql_store.readers.find("chat")
     assert row.said_at() == datetime.fromisoformat(EVENING)
-
-
-async def test_the_constructor_takes_a_zone(open_memory: OpenMemory) -> None:
-    preset = open_memory()
-    memory = CondensedMemory(
-        session_id="chat",
-        memory_blocks=preset.memory_blocks,
-        sql_store=preset.sql_store,
-        time_zone=timezone(timedelta(hours=13)),
-    )
-    await memory.aput_messages([said("Hello.", EVENING), assistant("Hi.")])
-    assert "<message date>2026-03-11\n" in await prompt_of(memory)
-
-
-async def test_a_plain_memory_shows_the_days_of_a_zone(
-    open_plain_memory: OpenPlainMemory,
-) -> None:
-    memory = open_plain_memory(CondensedMemoryBlock(time_zone="Asia/Kolkata"))
-    for message in (said("Hello.", EVENING), assistant("Hi."), user("And now?")):
-        await memory.aput(message)
-    assert "<message date>2026-03-11\n" in sent_text(await memory.aget())
 
 
 async def test_a_zone_may_change_between_sessions_and_facts_keep_their_day(

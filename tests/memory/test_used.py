@@ -13,11 +13,10 @@ from llama_index.core.chat_engine import SimpleChatEngine
 from llama_index.core.llms import ChatMessage
 
 from llama_index_memory_ext import CondensedMemory, MemoryBlocksTemplate
-from llama_index_memory_ext.events import FactsInjectedEvent, MessagesRecalledEvent
 from llama_index_memory_ext.memory.search import MemorySearchResult
 from tests.conversation import assistant, calling, recalled, result, sent_text, user
 from tests.memories import OpenMemory
-from tests.memory.test_events import Learner, Listener, add, heard
+from tests.memory.test_events import Learner, add, heard
 from tests.openai_server import say
 from tests.record.test_recall import CAROLINE, SMALL, ask, fill
 from tests.scripted_models import StartModel
@@ -75,35 +74,6 @@ async def test_what_was_used_is_what_stands_in_the_prompt(
     )
     # Its words are in no log by accident.
     assert "Caroline" not in repr(used)
-
-
-async def test_the_event_has_the_same_and_no_words(
-    open_memory: OpenMemory, heard: Listener
-) -> None:
-    memory = await long_talk(open_memory)
-    prompt = await ask(memory, QUESTION)
-    await memory.aget()
-    events = heard.of(MessagesRecalledEvent)[-2:]
-    used = memory.last_used().messages
-    element = (
-        prompt[
-            prompt.index("<earlier_messages") : prompt.index("</earlier_messages>\n")
-        ]
-        + "</earlier_messages>\n"
-    )
-    for event in events:
-        assert event.row_ids == [one.row_ids[0] for one in used]
-        assert event.scores == [one.similarity for one in used]
-        assert (event.session_id, event.tokens) == (
-            "chat",
-            memory.tokenizer_fn.count(element),
-        )
-        assert event.token_limit == 400
-        assert event.seconds > 0
-        assert "alpacas" not in event.model_dump_json()
-    assert events[-1].cached
-    assert not heard.of(MessagesRecalledEvent)[0].cached
-    assert not heard.of(FactsInjectedEvent)
 
 
 async def test_before_the_first_question_nothing_was_used_and_then_only_what_fits_it(

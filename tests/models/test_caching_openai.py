@@ -22,7 +22,6 @@ from openai import BadRequestError
 from pydantic import BaseModel
 
 from llama_index_memory_ext import CachingOpenAI, CachingOpenAIResponses
-from llama_index_memory_ext.errors import SettingError
 from tests.memories import OpenMemory
 from tests.openai_caches import PromptCaches
 from tests.openai_server import Message, call, fail, say
@@ -264,30 +263,6 @@ async def test_the_key_is_a_digest_of_the_session_unless_the_user_has_set_one(
         1,
     )
     assert "prompt_cache_breakpoint" in json.dumps(body)
-
-
-@BOTH
-@EACH_WAY
-async def test_a_server_that_refuses_marks_is_an_error_that_says_how_to_leave_them_out(
-    start_client: StartClient,
-    kind: type[Any],
-    way: str,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    llm, server = start_client(kind, answer)
-    server.older = True
-    with pytest.raises(
-        SettingError,
-        match=r"the server of gpt-5.6-sol refuses them\..* pass cache_points=False",
-    ) as raised:
-        await said(llm, way, asked(0))
-    assert server.refusals == ["Unknown parameter: 'prompt_cache_options'."]
-    assert "towns" not in str(raised.value)
-    assert not [
-        record
-        for record in caplog.records
-        if record.name.startswith("llama_index_memory_ext")
-    ]
 
 
 @BOTH

@@ -251,16 +251,6 @@ def test_of_facts_the_last_goes_first(kind: PartKind) -> None:
         assert rest.tokens == COUNTER.count(rest.text)
 
 
-def test_what_is_left_of_a_record_is_one_text() -> None:
-    """Its end moves, so no block of it would come again."""
-    entries = entries_of(CONVERSATION)
-    record = Section(entries, cache_marks={1: "block", 3: "point"})
-    texts = [entry.text for entry in entries]
-    assert record.texts == ["".join(texts[:2]), "".join(texts[2:4]), "".join(texts[4:])]
-    rest = record.without(1, COUNTER)
-    assert rest.texts == [rest.text]
-
-
 def test_a_heading_stands_above_the_first_message_of_a_day_that_is_left() -> None:
     entries = entries_of([user("one"), user("two"), user("three")])
     days = ("2026-11-20", "2026-11-20", "2026-11-21")
@@ -320,9 +310,3 @@ def test_a_shortened_record_is_shorter_by_as_much_as_was_asked(
             assert before in shorter.parts
     assert EARLIER_OPENING + EARLIER_CLOSING not in left
     assert (EARLIER_OPENING in left) == (EARLIER_CLOSING in left)
-
-
-@pytest.mark.parametrize("tokens", [-1, 0, 1])
-def test_nothing_is_left_of_nothing(tokens: int) -> None:
-    assert Section().without(tokens, COUNTER).text == ""
-    assert not Section()

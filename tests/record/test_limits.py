@@ -6,7 +6,7 @@ import base64
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from llama_index.core.base.llms.types import (
     AudioBlock,
@@ -102,7 +102,6 @@ OPTIONS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=200)
 @given(
     batches=st.lists(
         st.lists(messages, min_size=1, max_size=5), min_size=1, max_size=6
@@ -153,7 +152,6 @@ async def test_no_strategy_exceeds_the_limit(
     await block.aclose()
 
 
-@settings(max_examples=150)
 @given(
     turns=st.lists(st.lists(messages, min_size=1, max_size=4), min_size=1, max_size=5),
     limit=st.integers(80, 500),

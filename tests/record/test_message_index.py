@@ -8,16 +8,15 @@ from datetime import datetime, timezone
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from llama_index.core.llms import ChatMessage
 
 from llama_index_memory_ext import TokenCounter
 from llama_index_memory_ext.record.index import MessageIndex, RecallBudget
-from llama_index_memory_ext.record.text import earlier_section
 from llama_index_memory_ext.store.rows import LogRow
 from llama_index_memory_ext.text.messages import storable
-from llama_index_memory_ext.text.parts import DAY_HEADING, Part
+from llama_index_memory_ext.text.parts import DAY_HEADING
 from tests.conversation import assistant, calling, result, user
 
 COUNTER = TokenCounter()
@@ -53,14 +52,13 @@ def found(
     before: int = EVERYTHING,
     limit: int = EVERYTHING,
     message_limit: int = 500,
-    most: int = 0,
     **shares: Any,
 ) -> Any:
     fitting = index.fitting(
         question,
         context,
         before,
-        RecallBudget(limit, most or limit, **shares),
+        RecallBudget(limit, **shares),
         message_limit,
     )
     return [ranked.message.row_ids for ranked in fitting.messages]
@@ -102,7 +100,7 @@ def test_a_share_shows_fewer_messages_but_all_that_fit_have_heat() -> None:
     shown = []
     heats = []
     for share in (1.0, 0.5):
-        budget = RecallBudget(200, 200, asking_share=share)
+        budget = RecallBudget(200, asking_share=share)
         fitting = index.fitting("Which tea is green?", (), EVERYTHING, budget, 500)
         shown.append(len(fitting.messages))
         heats.append(fitting.heat)
@@ -221,26 +219,6 @@ def test_a_long_message_is_clipped_and_found_by_the_words_in_its_middle() -> Non
     assert entry.body.rstrip().endswith("first ...")
 
 
-def test_only_what_is_similar_enough_has_what_the_record_leaves_free() -> None:
-    """A word of the day and of many others is not enough."""
-    others = [user(f"The printer on floor {i} is broken again.") for i in range(12)]
-    rows = rows_of(
-        *(user(f"tea {i} with Caroline and her green alpacas") for i in range(3)),
-        *others,
-    )
-    index = index_of(rows)
-    question = "Which green tea does Caroline drink with her alpacas, in 2023?"
-    all_of_them = found(index, question)
-    free = found(index, question, limit=60, most=EVERYTHING)
-    assert (
-        len(all_of_them)
-        == len(rows)
-        > len(free)
-        > len(found(index, question, limit=60))
-    )
-    assert free == all_of_them[: len(free)]
-
-
 @pytest.mark.parametrize(("newer", "number"), [("green tea", 1), ("Bye to all", 4)])
 def test_messages_of_the_record_take_a_part_of_their_tokens(
     newer: str, number: int
@@ -274,14 +252,6 @@ def test_a_question_about_the_record_recalls_less(last: str, number: int) -> Non
 
 
 # ---- what is never found -------------------------------------------------------------------------------
-
-
-def test_only_what_stands_before_a_row_is_found() -> None:
-    rows = rows_of(*(user(f"tea {i}") for i in range(6)))
-    index = index_of(rows)
-    for row in rows[:5]:
-        ids = {row_id for unit in found(index, "tea", before=row.id) for row_id in unit}
-        assert ids == {other.id for other in rows if other.id < row.id}
 
 
 @pytest.mark.parametrize("role", ["system", "developer"])
@@ -358,18 +328,6 @@ def test_a_heading_for_each_day_is_counted() -> None:
     )
 
 
-@pytest.mark.parametrize("timestamp", [0, -1, -(10**18), -(10**30), 10**30, 10**22])
-def test_a_time_that_cannot_be_is_no_date(timestamp: int) -> None:
-    rows = [row._replace(timestamp=timestamp) for row in rows_of(*TEA)]
-    index = index_of(rows)
-    assert found(index, "tea")[0] == (rows[0].id,)
-    assert found(index, "1970 floor")[0] == (rows[2].id,)
-    (entry,) = index.entries(rows[:1], 501, 500, index.clip_for(""))
-    assert entry.text == "<message user>I drink green tea in the morning.\n"
-    part = Part("recalled", entry.text, entry.tokens)
-    assert "<message date>unknown\n" in earlier_section([part], COUNTER).text
-
-
 # ---- for any conversation ------------------------------------------------------------------------------
 
 WORDS = ("tea", "printer", "zebra", "Lisbon", "hail", "绿茶", "</message>", "of")
@@ -391,7 +349,6 @@ talks = st.lists(
 QUESTIONS = ("tea", "a printer in Lisbon", "zebra hail 绿茶", "message")
 
 
-@settings(max_examples=60)
 @given(talk=talks, sizes=st.lists(st.integers(1, 4), max_size=6))
 @example(talk=[user("tea"), user("tea"), user("of")], sizes=[2])
 @example(
@@ -422,43 +379,6 @@ def test_rows_in_pieces_give_the_same_answers_as_all_at_once(
         )
     assert in_pieces.turns == at_once.turns
     assert in_pieces.newest == at_once.newest
-
-
-@settings(max_examples=60)
-@given(
-    talk=talks,
-    limit=st.integers(0, 400),
-    unit_limit=st.integers(0, 120),
-    question=st.sampled_from(QUESTIONS),
-)
-def test_what_is_found_fits_as_it_is_shown(
-    talk: list[ChatMessage], limit: int, unit_limit: int, question: str
-) -> None:
-    """As much of what is found without a limit as fits, in the same order: the best first."""
-    rows = rows_of(*talk)
-    index = index_of(rows)
-    by_id = {row.id: row for row in rows}
-    units = found(index, question, limit=limit, message_limit=unit_limit)
-    shown = [
-        index.entries(
-            [by_id[row_id] for row_id in ids],
-            unit_limit + 1,
-            unit_limit,
-            index.clip_for(""),
-        )
-        for ids in units
-    ]
-    text = "".join(entry.text for entries in shown for entry in entries)
-    days = DAY_HEADING.format("2026-11-20") if units else ""
-    assert COUNTER.count(text) == sum(
-        entry.tokens for entries in shown for entry in entries
-    )
-    assert COUNTER.count(days + text) <= limit
-    assert all(
-        sum(entry.tokens for entry in entries) <= unit_limit for entries in shown
-    )
-    all_of_it = iter(found(index, question, message_limit=unit_limit))
-    assert all(ids in all_of_it for ids in units)
 
 
 def test_the_best_comes_first_and_of_two_alike_the_newer() -> None:

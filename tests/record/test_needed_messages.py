@@ -144,15 +144,14 @@ async def test_a_question_about_the_present_finds_what_has_changed(
     assert await missing(memory, needs) == []
 
 
-async def test_what_has_changed_stands_right_before_the_question(
+async def test_what_has_changed_stands_last_among_the_recalled_messages(
     open_memory: OpenMemory,
 ) -> None:
     """A small model answers with what was said before, if both look alike.
 
     Each change is a line. A change of today has no day.
     """
-    memory = open_memory(condensed_token_limit=600)
-    await memory.facts.aadd("Sees the dentist often")
+    memory = open_memory(condensed_token_limit=600, facts_token_limit=0)
     old = ChatMessage(
         "The dentist has moved to Ghent.",
         additional_kwargs={"timestamp": datetime(2023, 5, 8, tzinfo=timezone.utc)},
@@ -163,17 +162,13 @@ async def test_what_has_changed_stands_right_before_the_question(
     for said in (others[0], change, others[1]):
         messages += [user(said), assistant("I see.")]
     await put(memory, [*messages, *small_talk(0, TURNS)])
-    question = "When do I see the dentist?"
-    await memory.aput(user(question))
-    (message,) = await memory.aget()
-    contents, _, changes = sent_text([message]).partition("</memory>\n\n")
-    assert all(said in contents for said in (*others, "Sees the dentist often"))
-    assert changes == (
-        "What has changed since then:\n"
+    prompt = sent_text(await memory.aget(input="When do I see the dentist?"))
+    recalled_text, _, changes = prompt.partition("What has changed since then:\n")
+    assert all(said in recalled_text for said in others)
+    assert changes.startswith(
         "- The dentist has moved to Ghent. (2023-05-08)\n"
-        f"- The dentist sees me on Friday instead.\n\n{question}"
+        "- The dentist sees me on Friday instead.\n</"
     )
-    assert old.content in [match.text for match in memory.last_used().messages]
 
 
 async def test_a_change_in_the_record_stands_behind_an_older_change(
@@ -184,13 +179,11 @@ async def test_a_change_in_the_record_stands_behind_an_older_change(
     messages = [*small_talk(0, 5), user("We have moved to Ghent."), assistant("Oh.")]
     messages += [*small_talk(5, TURNS), user("We have moved to Braga.")]
     await put(memory, [*messages, assistant("Oh."), *small_talk(TURNS, TURNS + 1)])
-    question = "Where do we live?"
-    await memory.aput(user(question))
-    contents, _, changes = sent_text(await memory.aget()).partition("</memory>\n\n")
-    assert "We have moved to Braga.</message>" in contents
-    assert changes == (
-        "What has changed since then:\n"
-        f"- We have moved to Ghent.\n- We have moved to Braga.\n\n{question}"
+    prompt = sent_text(await memory.aget(input="Where do we live?"))
+    assert "We have moved to Braga.</message>" in prompt
+    changes = prompt.partition("What has changed since then:\n")[2]
+    assert changes.startswith(
+        "- We have moved to Ghent.\n- We have moved to Braga.\n</"
     )
     texts = [match.text for match in memory.last_used().messages]
     assert texts.count("We have moved to Ghent.") == 1

@@ -197,13 +197,6 @@ async def test_its_default_limit_is_a_quarter_of_a_small_limit_and_an_eighth_of_
     assert block.recall_limit == recall_limit
 
 
-async def test_a_summary_leaves_what_is_recalled_less_room() -> None:
-    block = CondensedMemoryBlock(token_limit=400, summarize=True)
-    assert (block.recall_token_limit, block.recall_limit) == (None, 125)
-    block.token_limit, block.summarize = 16_000, False
-    assert block.recall_limit == 2_000
-
-
 async def test_without_a_limit_for_it_nothing_comes_back(
     memory: CondensedMemory,
 ) -> None:

@@ -21,7 +21,6 @@ from llama_index_memory_ext import (
 )
 from llama_index_memory_ext.blocks import LogBlock
 from llama_index_memory_ext.record.summary import summary_room
-from llama_index_memory_ext.store.rows import ReadPosition
 from tests.conversation import (
     assistant,
     calling,
@@ -31,7 +30,6 @@ from tests.conversation import (
     sent_text,
     user,
 )
-from tests.databases import OpenStore
 from tests.memories import OpenMemory, OpenPlainMemory
 from tests.openai_server import Message, fail, say, serve
 from tests.record.conftest import OpenBlock
@@ -141,33 +139,6 @@ async def test_a_turn_does_not_wait_for_the_summary(
     assert "question 3, answer 3]" in summary_in(text)
     assert [said for _, said in record(text)] == ["question 4", "answer 4"]
     assert len(server.requests) == 1
-
-
-async def test_what_an_earlier_version_has_kept_beside_the_summary_does_no_harm(
-    open_store: OpenStore,
-) -> None:
-    """It kept the end of a message that only partly fitted."""
-    store = open_store()
-    await store.log.append("chat", turns(1, 3), len)
-    state = {
-        "summary": "They talked.",
-        "partial": '<message role="assistant">1</message>\n',
-        "summarised": 2,
-    }
-    page = await store.readers.page(
-        "chat", "condensed_memory", ReadPosition(), limit=10
-    )
-    place = page.rows[1].id
-    assert await store.readers.move(
-        "chat", "condensed_memory", epoch=page.epoch, old=0, new=place, state=state
-    )
-    block = CondensedMemoryBlock(store=store, token_limit=2_000, max_messages=5)
-    for last in (3, 4):
-        text = await block.aget([], session_id="chat")
-        assert summary_in(text) == "They talked."
-        assert record(text)[-2:] == record_of(turns(last, last))
-        assert (await block.ameasure("chat")).summarised == 2 or last == 4
-        await store.log.append("chat", turns(last + 1, last + 1), len)
 
 
 def record_of(messages: list[ChatMessage]) -> list[tuple[str, str]]:

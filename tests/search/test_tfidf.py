@@ -76,13 +76,6 @@ def test_similarities_follow_the_formula(texts: list[str], query: str) -> None:
     )
 
 
-def test_of_two_documents_with_one_id_the_last_counts() -> None:
-    ranker = TfidfRanker()
-    ranker.add([Document("1", "docker"), Document("1", "python")])
-    assert dict(ranker.similarities("docker")) == {}
-    assert dict(ranker.similarities("python")) == {"1": 1.0}
-
-
 @given(
     texts=st.lists(TEXTS, min_size=1, max_size=12),
     removed=st.sets(st.integers(0, 11)),
@@ -117,20 +110,6 @@ def test_a_document_has_a_share_of_the_words_of_its_neighbours() -> None:
     at_once = TfidfRanker(neighbour_shares=(0.2, 0.1))
     at_once.add(documents)
     assert dict(at_once.similarities("zebra tea")) == ranker.similarities("zebra tea")
-
-
-def test_many_removed_documents_have_no_influence() -> None:
-    texts = [f"{WORDS[i % 6]} {WORDS[i % 5]} number{i}" for i in range(400)]
-    ranker = ranker_of(texts)
-    before = ranker.similarities("python docker")
-    kept = dict(before)
-    ranker.remove([str(i) for i in range(400) if i % 4])
-    ranker.add([Document("400", "docker")])
-    found = similarities(ranker, 401, "python docker")
-    assert found[::4] == pytest.approx(
-        by_formula([*texts[::4], "docker"], "python docker"), abs=1e-6
-    )
-    assert before == kept
 
 
 @pytest.mark.parametrize(
@@ -210,18 +189,6 @@ def test_what_is_no_vectorizer_is_refused_with_the_extra_that_has_some(
         match=r"vectorizer must be a vectorizer .*; saw .*llama-index-memory-ext\[sklearn\]",
     ):
         TfidfRanker(vectorizer=wrong)
-
-
-def test_what_a_vectorizer_was_fitted_on_does_not_matter() -> None:
-    vectorizer = vectorizer_class("TfidfVectorizer")(stop_words=["with"])
-    rankers = [
-        TfidfRanker(vectorizer=vectorizer),
-        TfidfRanker(vectorizer=vectorizer.fit(["Deploys with Ansible"])),
-    ]
-    for ranker in rankers:
-        ranker.add(documents(STACK))
-        assert set(ranker.similarities("Docker")) == {"0"}
-        assert set(ranker.similarities("with")) == set()
 
 
 def test_threads_may_ask_while_documents_come_and_go() -> None:

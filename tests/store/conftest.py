@@ -76,3 +76,10 @@ def any_database_uri(request: pytest.FixtureRequest) -> str | None:
     }
     uri: str = request.getfixturevalue(names[request.param])
     return uri
+
+
+@pytest.fixture(params=["database_uri", "empty_postgres_uri"], ids=["file", "postgres"])
+def uri(request: pytest.FixtureRequest) -> str:
+    """A database without tables: a file, and one of a server."""
+    address: str = request.getfixturevalue(request.param)
+    return address

@@ -30,14 +30,6 @@ DAMAGES = {
 }
 
 
-@pytest.fixture(params=["file", "postgres"])
-def uri(request: pytest.FixtureRequest) -> str:
-    value: str = request.getfixturevalue(
-        "database_uri" if request.param == "file" else "postgres_uri"
-    )
-    return value
-
-
 @pytest.fixture(params=DAMAGES.values(), ids=list(DAMAGES))
 def damage(request: pytest.FixtureRequest, uri: str) -> str:
     if "postgres" in uri and request.param == DAMAGES["no JSON"]:
@@ -321,15 +313,3 @@ async def test_the_rows_beside_a_damaged_one_get_the_new_key(
     assert await texts_of(new) == ["One.", "Three."]
     facts = await memory_on(new).facts.alist()
     assert [fact.content for fact in facts] == ["Likes tea"]
-
-
-async def test_a_plain_row_that_is_no_json_is_left_out(
-    database_uri: str, open_store: OpenStore, caplog: pytest.LogCaptureFixture
-) -> None:
-    store = open_store(database_uri)
-    await store.set_messages("chat", [user("One."), user("Two.")])
-    row_id = (await rows_of(store))[0]
-    await damage_rows(database_uri, "", "data", DAMAGES["no JSON"], f"id = {row_id}")
-    assert await texts_of(store) == ["Two."]
-    assert f"Row {row_id} of session 'chat' cannot be read" in caplog.text
-    assert WORD not in caplog.text

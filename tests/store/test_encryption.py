@@ -41,14 +41,6 @@ CANARIES = [f"canary{number}bird" for number in range(30)]
 TABLES = ("", "_cursors", "_facts", "_embeddings", "_sessions", "_owners", "_users")
 
 
-@pytest.fixture(params=["file", "postgres"])
-def uri(request: pytest.FixtureRequest) -> str:
-    value: str = request.getfixturevalue(
-        "database_uri" if request.param == "file" else "empty_postgres_uri"
-    )
-    return value
-
-
 def memory_on(
     store: MemoryStore, session_id: str = "chat", **options: Any
 ) -> CondensedMemory:

@@ -137,6 +137,8 @@ async def test_the_words_on_both_sides_of_an_old_turn_leave_the_facts(
     assert await store.aretain(days=1) == {"messages": 2, "facts": 3, "unread": 0}
     for fact in await memory.facts.alist():
         likes_of[fact.content] = (fact.quote, bool(fact.source), len(fact.message_ids))
+        assert (fact.session_id is None) == (not fact.message_ids)
+        assert bool(fact.words_deleted_at) == (not fact.source)
     assert likes_of == {
         "Likes tea": ("I like tea", True, 1),
         "Likes milk": ("I like milk", False, 1),
@@ -255,41 +257,6 @@ async def test_a_deleted_word_leaves_the_facts_though_a_remaining_message_holds_
     )
     await store.facts.write("ann", [fact])
     assert (await store.aretain(messages=2))["facts"] == 1
-
-
-async def test_facts_stay_and_lose_the_words_of_what_is_gone(
-    store: MemoryStore, start_model: StartModel
-) -> None:
-    """The text around the next fact begins with the message before it, which is gone."""
-    llm, _ = start_model(learner)
-    memory = on(store, llm=llm)
-    await memory.aput_messages(talk("tea", "milk", "rain"))
-    await memory.aflush()
-    assert (await store.aretain(messages=4))["facts"] == 2
-    facts = {fact.content: fact for fact in await memory.facts.alist()}
-    tea, milk, rain = (facts[f"Likes {one}"] for one in ("tea", "milk", "rain"))
-    assert (tea.quote, tea.source, tea.message_ids, tea.session_id) == (
-        "",
-        "",
-        (),
-        None,
-    )
-    assert (milk.quote, milk.source, len(milk.message_ids), milk.session_id) == (
-        "I like milk",
-        "",
-        1,
-        "chat",
-    )
-    assert rain.source
-    assert [bool(one.words_deleted_at) for one in (tea, milk, rain)] == [
-        True,
-        True,
-        False,
-    ]
-    await memory.aput(user("What do I like?"))
-    await memory.aget()
-    assert len(await memory.facts.alist()) == 3
-    await memory.facts_block.aclose()
 
 
 def summarising(messages: list[Message], tools: list[str]) -> Message:

@@ -42,14 +42,6 @@ TABLES = {f"llama_index_memory{ending}" for ending in ENDINGS}
 LIMITS: dict[str, Any] = {"condensed_token_limit": 200, "extract_facts": False}
 
 
-@pytest.fixture(params=["file", "postgres"])
-def uri(request: pytest.FixtureRequest) -> str:
-    value: str = request.getfixturevalue(
-        "database_uri" if request.param == "file" else "empty_postgres_uri"
-    )
-    return value
-
-
 async def open_and_close(uri: str) -> None:
     async with aclosing(MemoryStore(uri)) as store:
         await store.get_keys()

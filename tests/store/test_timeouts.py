@@ -160,7 +160,7 @@ async def test_a_locked_file_is_waited_for_as_long_as_said_and_others_go_on(
     database_uri: str, open_store: OpenStore, *, is_new: bool
 ) -> None:
     """With facts, too, for which a new memory looks for unread sessions first."""
-    seconds = 3
+    seconds = 2
     store = open_store(database_uri, operation_timeout=seconds)
     memory = CondensedMemory.from_defaults("chat", chat_store=store, llm=OfflineModel())
     if not is_new:

@@ -23,7 +23,6 @@ from llama_index_memory_ext.apps.cli import (
     PACKAGE,
     TerminalError,
     UsageError,
-    describe_error,
     one_line,
     open_store,
     plain,
@@ -218,36 +217,20 @@ def show(output: Output, *, as_json: bool) -> Any:
 
 
 @app.command(epilog=example("doctor --db memory.db"))
-def doctor(*, db: Db = None, as_json: Json = False) -> None:
+def doctor(*, db: Db = None) -> None:
     """Check the database and the model, and create nothing.
 
-    Exit code 1 if a check fails. `pip check` checks the versions of the libraries.
+    `pip check` checks the versions of the libraries.
     """
     # Imported here: it imports LlamaIndex.
     from llama_index_memory_ext.apps.demo import choose_model, describe_model
 
-    store = find_store(db)
-    checks = [
-        _check(
-            PACKAGE, lambda: f"{ext.__version__}, on Python {platform.python_version()}"
-        ),
-        _check("database", lambda: asyncio.run(_check_database(store))),
-        _check("model", lambda: describe_model(choose_model())),
-    ]
-    is_ok = all(check["verdict"] == "ok" for check in checks)
-    rows = [list(check.values()) for check in checks]
-    text = table(["checked", "result", "found"], rows)
-    show(Output({"ok": is_ok, "checks": checks}, text), as_json=as_json)
-    if not is_ok:
-        raise typer.Exit(1)
-
-
-def _check(name: str, check: Callable[[], str]) -> dict[str, str]:
-    """Return a row of the doctor's table: the description that the check returns, or its error."""
-    try:
-        return {"name": name, "verdict": "ok", "found": check()}
-    except Exception as error:  # noqa: BLE001 - the doctor reports each error
-        return {"name": name, "verdict": "wrong", "found": describe_error(error)}
+    database = asyncio.run(_check_database(find_store(db)))
+    say(
+        f"{PACKAGE}: {ext.__version__}, on Python {platform.python_version()}\n"
+        f"database: {database}\n"
+        f"model: {describe_model(choose_model())}"
+    )
 
 
 async def _check_database(store: ext.MemoryStore) -> str:
@@ -341,7 +324,7 @@ def confirm(question: str) -> None:
 
 def say(output: RenderableType, *, stderr: bool = False) -> None:
     """Print a table, or a text without markup; on a terminal, long lines are wrapped between words."""
-    console = new_console(stderr=stderr)
+    console = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
     if isinstance(output, str):
         console.print(Text(plain(output)), soft_wrap=not console.is_terminal)
     else:
@@ -360,8 +343,3 @@ def table(
     for row in rows:
         grid.add_row(*(Text(one_line(cell), overflow="fold") for cell in row))
     return grid
-
-
-def new_console(*, stderr: bool = False) -> Console:
-    """Return a console that prints text as it is, without markup."""
-    return Console(stderr=stderr, highlight=False, markup=False, emoji=False)

@@ -218,14 +218,9 @@ async def reject(
 async def explain(memory: "CondensedMemory", question: _Question) -> Output:
     """Explain for each fact why a question shows it, or not.
 
-    With --session, as the next question of this session, with the limits of the
-    defaults: a fact is left out while the prompt shows its message. Without --agent,
-    the shared facts are explained.
+    Without --agent, the shared facts are explained.
     """
-    if memory.session_id == cli.NO_SESSION:
-        explanation = await memory.facts_block.aexplain(question)
-    else:
-        explanation = await _explain_in_session(memory, question)
+    explanation = await memory.facts_block.aexplain(question)
     facts = []
     for explained in explanation.facts:
         fields = {name: getattr(explained, name) for name in _EXPLAINED}
@@ -248,24 +243,6 @@ async def _with_unread(memory: "CondensedMemory", output: Output) -> Output:
     messages = pluralize(count, "message")
     note = f"Not yet read for facts: {messages}. The user's next question reads them."
     return output._replace(text=Group(output.text, note))
-
-
-async def _explain_in_session(memory: "CondensedMemory", question: str) -> Any:
-    """Explain the facts of a prompt for the question, of which nothing is stored."""
-    # Imported here: it imports LlamaIndex.
-    from llama_index_memory_ext import preview_prompt
-
-    block = memory.facts_block
-    limits = {
-        "agent_id": block.agent_id,
-        "embed_model": block.embed_model,
-        "time_zone": block.zone,
-    }
-    namespace = block.namespace_of(memory.session_id)
-    preview = await preview_prompt(
-        memory.sql_store, memory.session_id, namespace, limits, question
-    )
-    return preview.explanation
 
 
 @command("add", '"Likes tea" --tag drink', create=True, **_FIELDS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import socket
 from contextlib import aclosing, suppress
@@ -12,21 +11,17 @@ from typing import Annotated, Any
 import typer
 
 import llama_index_memory_ext as ext
-from llama_index_memory_ext.apps.cli import TerminalError, UsageError, needs_extra
+from llama_index_memory_ext.apps.cli import TerminalError, needs_extra
 from llama_index_memory_ext.apps.cli import app as cli
 from llama_index_memory_ext.apps.cli.app import (
     Agent,
     Db,
     Embed,
-    Session,
     TimeZone,
     User,
 )
 from llama_index_memory_ext.apps.cli.facts import check_whose
 
-# Not an option, because other users can read the arguments of a process.
-_TOKEN_VARIABLE = "LLAMA_INDEX_MEMORY_MCP_TOKEN"  # noqa: S105 - the name of a variable
-_SHORTEST_TOKEN = 16
 # Requests are not logged, because addresses hold words of users.
 _SILENT: dict[str, Any] = {
     "access_log": False,
@@ -45,14 +40,6 @@ def inspect(
     write: Annotated[
         bool, typer.Option("--write", help="Let the pages make changes.")
     ] = False,
-    html: Annotated[
-        typer.FileBinaryWrite | None,
-        cli.option("--html FILE", "Write the page of --session, and end."),
-    ] = None,
-    session: Session = None,
-    question: Annotated[
-        str, cli.option("--question TEXT", "With --html: the next question.")
-    ] = "",
     embed: Embed = None,
     agent: Agent = None,
     time_zone: TimeZone = None,
@@ -67,15 +54,12 @@ def inspect(
     Without --write the pages change nothing; with it, facts can be changed, and facts,
     sessions and users be forgotten.
     """
-    if (html is None) != (session is None):
-        raise UsageError("pass both --html FILE and --session ID, or neither.")
     with needs_extra("inspect", "starlette", "uvicorn", "jinja2"):
         # Imported here: an extra, and LlamaIndex takes seconds to start.
-        from uvicorn import Config, Server
+        import uvicorn  # noqa: F401
 
         from llama_index_memory_ext.apps.inspector.pages import Access
         from llama_index_memory_ext.apps.inspector.server import Inspector
-        from llama_index_memory_ext.apps.inspector.views import report
     limits = cli.without_none(
         {
             "token_limit": token_limit,
@@ -89,27 +73,27 @@ def inspect(
 
     async def show(store: ext.MemoryStore) -> None:
         async with aclosing(store.read_only()) as reader:
-            if html is not None:
-                page = await report(reader, str(session), question, limits)
-                html.write(page.encode())
-                return
             inspector = Inspector(reader, store, limits, Access(write))
-            note = "Anyone on this machine with this address can see all data, until you press Ctrl-C."
-            server = Server(Config(inspector, lifespan="off", **_SILENT))
-            await _serve(server, "127.0.0.1", port, f"{inspector.path}/", note)
+            await _serve(inspector, port)
 
     cli.run(db, show)
 
 
-async def _serve(server: Any, host: str, port: int, path: str, note: str) -> None:
-    """Answer requests at a port until Ctrl-C, and print the address."""
+async def _serve(inspector: Any, port: int) -> None:
+    """Answer requests at a port of this machine until Ctrl-C, and print the address."""
+    from uvicorn import Config, Server
+
     try:
-        listening = socket.create_server((host, port))
+        listening = socket.create_server(("127.0.0.1", port))
     except OSError as error:
         raise TerminalError(
             f"Port {port} cannot be used: {error.strerror}. Pass another port, or 0 for any free port."
         ) from None
-    cli.say(f"http://{host}:{listening.getsockname()[1]}{path}\n{note}")
+    cli.say(
+        f"http://127.0.0.1:{listening.getsockname()[1]}{inspector.path}/\n"
+        "Anyone on this machine with this address can see all data, until you press Ctrl-C."
+    )
+    server = Server(Config(inspector, lifespan="off", **_SILENT))
     # When the server has closed its connections, it raises the signal that ended it once
     # more.
     with listening, suppress(KeyboardInterrupt, asyncio.CancelledError):
@@ -130,36 +114,18 @@ def mcp(
     ] = False,
     embed: Embed = None,
     time_zone: TimeZone = None,
-    http: Annotated[
-        int | None,
-        cli.option("--http PORT", "Serve HTTP; it needs a token.", min=0, max=65_535),
-    ] = None,
-    host: Annotated[
-        str, cli.option("--host HOST", "With --http. Default: 127.0.0.1.")
-    ] = "127.0.0.1",
 ) -> None:
     """Serve the facts of a user over the Model Context Protocol.
 
     The tools are search_memory, list_memories, remember and forget, on stdin and stdout.
     With --session, the messages of a session that another program writes are searched,
-    and quotes must be in them. A database that does not exist is created. With --http,
-    the server answers at /mcp; set a token in LLAMA_INDEX_MEMORY_MCP_TOKEN, which
-    clients send as "Authorization: Bearer TOKEN". Any --host but 127.0.0.1 needs a
-    proxy with TLS in front.
+    and quotes must be in them. A database that does not exist is created.
     """
     check_whose(user, session)
-    token = os.environ.get(_TOKEN_VARIABLE, "")
-    if http is not None and len(token) < _SHORTEST_TOKEN:
-        raise UsageError(
-            f"--http needs a token of {_SHORTEST_TOKEN} characters or more in {_TOKEN_VARIABLE}. Set it: "
-            f'export {_TOKEN_VARIABLE}=$(python -c "import secrets; print(secrets.token_urlsafe())")'
-        )
-    with needs_extra("mcp", "mcp", "mcp_types", "uvicorn"):
+    with needs_extra("mcp", "mcp", "mcp_types"):
         # Imported here: it is optional, and takes a second.
-        from uvicorn import Config, Server
-
-        from llama_index_memory_ext.apps.mcp import http_app, memory_server
-    if http is None and cli.is_terminal():
+        from llama_index_memory_ext.apps.mcp import memory_server
+    if cli.is_terminal():
         cli.say(
             "Waiting for an MCP client on stdin. Programs start this command themselves; Ctrl-C ends it.",
             stderr=True,
@@ -170,13 +136,9 @@ def mcp(
         server = memory_server(
             memory, in_session=session is not None, read_only=read_only
         )
-        if http is None:
-            # After Ctrl-C Python would wait for the thread that reads stdin. The database
-            # survives a kill.
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-            await server.run_stdio_async()
-            return
-        http_server = Server(Config(http_app(server, token, host), **_SILENT))
-        await _serve(http_server, host, http, "/mcp", "Ctrl-C ends it.")
+        # After Ctrl-C Python would wait for the thread that reads stdin. The database
+        # survives a kill.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        await server.run_stdio_async()
 
     cli.run(db, answer, create=not read_only)

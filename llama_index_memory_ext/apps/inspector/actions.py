@@ -55,17 +55,29 @@ async def do(store: MemoryStore, action: Action, form: Mapping[str, str]) -> Non
     Raises:
         FactError: No fact may have these fields of the form.
     """
+    book = FactBook(store, action.user, scope="all")
     if action.name == "add":
-        book = FactBook(store, action.user, scope="all")
         fields = _fields_in(form)
         if not await book.afind(fields.get("content", "")):
             await book.aadd(Fact(**fields))
+    elif action.name == "edit":
+        await book.aupdate(action.item, **_fields_in(form))
+    elif action.name in ("pin", "unpin"):
+        await book.aupdate(action.item, pinned=action.name == "pin")
     elif action.name == "forget-user":
         await store.forget_user(action.user, vacuum=False)
     elif action.name == "forget-session":
         await _forget_session(store, action.item)
     else:
-        await _change_fact(store, action, form)
+        changes: dict[str, Any] = {
+            "approve": book.aapprove,
+            "reject": book.areject,
+            "retire": book.aretire,
+            "restore": book.arestore,
+            "forget-fact": book.aforget,
+        }
+        with suppress(FactError):
+            await changes[action.name](action.item)
     if action.name.startswith("forget"):
         await store.vacuum()
 
@@ -88,23 +100,3 @@ def _fields_in(form: Mapping[str, str]) -> dict[str, Any]:
         tags = map(str.strip, fields["tags"].split(","))
         fields["tags"] = tuple(filter(None, tags))
     return fields
-
-
-async def _change_fact(
-    store: MemoryStore, action: Action, form: Mapping[str, str]
-) -> None:
-    book = FactBook(store, action.user, scope="all")
-    if action.name == "edit":
-        await book.aupdate(action.item, **_fields_in(form))
-    elif action.name in ("pin", "unpin"):
-        await book.aupdate(action.item, pinned=action.name == "pin")
-    else:
-        changes: dict[str, Any] = {
-            "approve": book.aapprove,
-            "reject": book.areject,
-            "retire": book.aretire,
-            "restore": book.arestore,
-            "forget-fact": book.aforget,
-        }
-        with suppress(FactError):
-            await changes[action.name](action.item)

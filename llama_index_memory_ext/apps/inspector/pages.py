@@ -141,21 +141,20 @@ _ENVIRONMENT.globals.update(style=Markup(STYLE), policy=_POLICY)  # noqa: S704
 
 @dataclass(frozen=True)
 class Pages:
-    """The pages about a ``database``: for a browser with this access, or without links and forms.
+    """The pages about a ``database`` for a browser with this access.
 
     ``zone``: the time zone of the times.
     """
 
     database: str
-    access: Access | None = None
+    access: Access
     zone: tzinfo = timezone.utc
 
     def render(self, template: str, **context: Any) -> str:
         """Return a page as HTML, with each value of the ``context`` escaped."""
         shared = {
             "url": self.url,
-            "links": self.access is not None,
-            "writes": self.access is not None and self.access.writes,
+            "writes": self.access.writes,
             "entered": {},
             "error": "",
             "database": self.database,
@@ -169,8 +168,7 @@ class Pages:
         """Return the address of a page, with the values that are not None in its query."""
         fields = {**(query or {}), **more}
         values = {name: value for name, value in fields.items() if value is not None}
-        root = self.access.path if self.access else ""
-        address = f"{root}/{page}"
+        address = f"{self.access.path}/{page}"
         if values:
             return f"{address}?{urlencode(values)}"
         return address

@@ -1,4 +1,4 @@
-"""The contents of the inspector's pages and report, read from a store; nothing is written."""
+"""The contents of the inspector's pages, read from a store; nothing is written."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from llama_index_memory_ext import (
-    Fact,
     FactBook,
     FactError,
     body_of,
     display_name,
     preview_prompt,
 )
-from llama_index_memory_ext.apps.inspector.pages import NotFoundError, Pages
+from llama_index_memory_ext.apps.inspector.pages import NotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
 PAGE_ROWS = 50
 # No page has this number: the last page is the nearest.
 _LAST_PAGE = 10**9
-# The newest messages of a report; a browser needs too long for more.
-MOST_MESSAGES = 2_000
 _FACT_FILTERS = ("state", "category", "tag", "day")
 # The values that a template shows, by name.
 Context = dict[str, Any]
@@ -187,7 +184,6 @@ class Views:
             "fact": fact,
             "messages": messages,
             "history": history,
-            "timeline": timeline_of(fact),
         }
 
     async def _session(self, query: Mapping[str, str]) -> Context:
@@ -216,44 +212,3 @@ class Views:
 def _is_in(part: str, *texts: str) -> bool:
     """Return whether one of the texts contains the part, in upper or lower case."""
     return any(part.casefold() in text.casefold() for text in texts)
-
-
-def timeline_of(fact: Fact) -> list[tuple[datetime, str]]:
-    """Return the times and the events of a fact's life, oldest first."""
-    learned = "learned"
-    if fact.quote:
-        learned = f"learned: {fact.quote}"
-    events = [(fact.created_at, learned)]
-    for past in fact.past_retirements:
-        events.append((past.retired_at, _retirement(past)))
-        events.append((past.restored_at, "restored"))
-    if fact.retired_at:
-        events.append((fact.retired_at, _retirement(fact)))
-    if fact.words_deleted_at:
-        events.append((fact.words_deleted_at, "its words were deleted"))
-    return sorted(events)
-
-
-def _retirement(retired: Any) -> str:
-    """Return how a fact has ended, and why: "retired: change: moved to Rome", "rejected: a guess"."""
-    parts = ["retired", retired.retired_by, retired.retired_reason]
-    if retired.retired_by == "rejected":
-        parts = parts[1:]
-    return ": ".join(filter(None, parts))
-
-
-async def report(
-    store: MemoryStore, session_id: str, question: str, limits: Mapping[str, Any]
-) -> str:
-    """Return a session as a single page of HTML; raise a NotFoundError if there is no such session."""
-    session = await Views(store, limits).session({"id": session_id, "q": question})
-    skipped = max(session["info"].messages - MOST_MESSAGES, 0)
-    messages = await store.rows(session_id, offset=skipped)
-    facts = await FactBook(store, session["user"], scope="all").alist(state="all")
-    return Pages(store.address, zone=zone_of(limits)).render(
-        "whole",
-        **session,
-        facts=facts,
-        messages=messages,
-        made_at=datetime.now(timezone.utc),
-    )
