@@ -109,7 +109,8 @@ class Fitting(NamedTuple):
     """The messages that fit the budget of a question.
 
     Attributes:
-        messages: The messages to recall, within the asking share of the budget.
+        messages: The messages to recall, within the asking share of the budget, the
+            message with the most worth first.
         heat: The similarities of the messages within the whole budget, by their rows.
             Messages of several rows, and messages that must be clipped, are left out.
         record_rows: The first rows of messages in the record that match, too.
