@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,6 +24,7 @@ from llama_index_memory_ext.record.text import (
     earlier_section,
 )
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
+from llama_index_memory_ext.search.tfidf import suppress_failures
 from llama_index_memory_ext.store.readers import rows_in_epoch
 from llama_index_memory_ext.store.rows import LogRow, ReadPosition, Snapshot
 from llama_index_memory_ext.store.vectors import KeptVectors
@@ -137,11 +139,12 @@ class MessageSearch:
 
     Equal searches of a store share the index of each session, in the cache of the store.
     With an ``embed_model``, messages are embedded in the background, and no question
-    waits for that.
+    waits for that. ``failures`` counts the failures of indexes by type.
     """
 
     reader: RecordReader
     embed_model: BaseEmbedding | None = field(default=None, repr=False, compare=False)
+    failures: Counter[str] = field(default_factory=Counter)
 
     @property
     def _settings(self) -> tuple[object, ...]:
@@ -275,7 +278,10 @@ class MessageSearch:
         if snapshot and index:
             rows = snapshot.log_behind(ReadPosition(index.epoch, last_id=index.newest))
             if rows:
-                await self._add_rows(index, rows)
+                with suppress_failures(
+                    self.failures, "Earlier messages were not indexed", index.drop
+                ):
+                    await self._add_rows(index, rows)
                 self._keep(session_id, index)
         if index is None or index.epoch != seen.epoch or index.newest < seen.last_id:
             key = JobKey(session_id, self.reader.name)
@@ -307,7 +313,7 @@ class MessageSearch:
         )
         messages = None
         if page.epoch == index.epoch:
-            await asyncio.to_thread(index.add, answered_rows(page.rows))
+            await self._add_rows(index, answered_rows(page.rows))
             await self._prepare(session_id, index, [question])
             messages = await self._show(
                 session_id,
@@ -316,12 +322,12 @@ class MessageSearch:
                 lambda: index.ranked(question)[:most],
                 min(message_limit, LONGEST_MESSAGE_TOKENS),
             )
-        if messages is None:
+        if messages is None and not index.is_broken:
             # Rows were deleted meanwhile.
             return await self.search(
                 session_id, question, most=most, message_limit=message_limit
             )
-        return [match.message for match in messages]
+        return [match.message for match in messages or []]
 
     async def _show(
         self,
@@ -334,7 +340,11 @@ class MessageSearch:
         """Return the chosen messages that can be shown; None if rows were deleted since they were indexed."""
 
         def show(tx: Transaction) -> list[_ShownMessage] | None:
-            chosen = choose()
+            chosen: list[RankedMessage] = []
+            with suppress_failures(
+                self.failures, "Earlier messages were not found", index.drop
+            ):
+                chosen = choose()
             row_ids = [row_id for ranked in chosen for row_id in ranked.message.row_ids]
             rows = rows_in_epoch(tx, session_id, row_ids, index.epoch)
             if rows is None:
@@ -382,7 +392,12 @@ class MessageSearch:
                 return True
 
     async def _add_rows(self, index: MessageIndex, rows: Sequence[LogRow]) -> None:
-        await asyncio.to_thread(index.add, rows)
+        try:
+            await asyncio.to_thread(index.add, rows)
+        except Exception:
+            # A part of the rows may be indexed.
+            index.drop()
+            raise
         if index.embeddings is not None:
             await index.embeddings.load()
 
