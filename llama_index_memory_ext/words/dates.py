@@ -418,11 +418,17 @@ def _periods_in(sentence: str, today: date, *, asks_past: bool) -> Iterator[Peri
             continue
         behind = sentence[match.end :]
         for day in match.readings:
-            period = period_of(day, today if asks_past else None)
-            if period and day.month is None and written.endswith(_DECADE_ENDS):
-                period = period._replace(end=date(period.end.year + 9, 12, 31))
+            period = _period_written(day, written, today if asks_past else None)
             if period:
                 yield _bounded(period, ahead, behind, today)
+
+
+def _period_written(day: Day, written: str, today: date | None) -> Period | None:
+    """Return the period of a date in a sentence; of a decade, "the 90s", its ten years."""
+    period = period_of(day, today)
+    if period and day.month is None and written.endswith(_DECADE_ENDS):
+        return period._replace(end=date(period.end.year + 9, 12, 31))
+    return period
 
 
 def _bounded(period: Period, ahead: str, behind: str, today: date) -> Period:
