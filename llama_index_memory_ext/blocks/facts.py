@@ -31,6 +31,7 @@ from llama_index_memory_ext.events import (
 from llama_index_memory_ext.fact import RECENCY_WEIGHT
 from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.facts.explanation import Explanation, explain
+from llama_index_memory_ext.facts.lines import counted_line
 from llama_index_memory_ext.facts.ranking import (
     FLOOR_BEHIND_RECORD,
     FOR_QUESTION,
@@ -41,7 +42,6 @@ from llama_index_memory_ext.facts.ranking import (
     ShowableFacts,
     Surroundings,
     Weights,
-    counted_line,
 )
 from llama_index_memory_ext.facts.user_facts import UserFacts
 from llama_index_memory_ext.models.local_embeddings import EmbedModel, embed_model_of

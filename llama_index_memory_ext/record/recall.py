@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,6 +25,7 @@ from llama_index_memory_ext.record.text import (
     earlier_section,
 )
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
+from llama_index_memory_ext.search.tfidf import suppress_failures
 from llama_index_memory_ext.store.readers import rows_in_epoch
 from llama_index_memory_ext.store.rows import LogRow, ReadPosition, Snapshot
 from llama_index_memory_ext.store.vectors import KeptVectors
@@ -148,11 +150,12 @@ class MessageSearch:
 
     Equal searches of a store share the index of each session, in the cache of the store.
     With an ``embed_model``, messages are embedded in the background, and no question
-    waits for that.
+    waits for that. ``failures`` counts the failures of indexes by type.
     """
 
     reader: RecordReader
     embed_model: BaseEmbedding | None = field(default=None, repr=False, compare=False)
+    failures: Counter[str] = field(default_factory=Counter)
 
     @property
     def _settings(self) -> tuple[object, ...]:
@@ -283,7 +286,10 @@ class MessageSearch:
         if snapshot and index:
             rows = snapshot.log_behind(ReadPosition(index.epoch, last_id=index.newest))
             if rows:
-                await self._add_rows(index, rows)
+                with suppress_failures(
+                    self.failures, "Earlier messages were not indexed", index.drop
+                ):
+                    await self._add_rows(index, rows)
                 self._keep(session_id, index)
         if index is None or index.epoch != seen.epoch or index.newest < seen.last_id:
             key = JobKey(session_id, self.reader.name)
@@ -315,7 +321,7 @@ class MessageSearch:
         )
         matches = None
         if page.epoch == index.epoch:
-            await asyncio.to_thread(index.add, answered_rows(page.rows))
+            await self._add_rows(index, answered_rows(page.rows))
             await self._prepare(session_id, index, [question])
             matches = await self._read_matches(
                 session_id,
@@ -324,11 +330,13 @@ class MessageSearch:
                 lambda: Fitting(index.ranked(question)[:most], {}),
                 min(message_limit, LONGEST_MESSAGE_TOKENS),
             )
-        if matches is None:
+        if matches is None and not index.is_broken:
             # Rows were deleted meanwhile.
             return await self.search(
                 session_id, question, most=most, message_limit=message_limit
             )
+        if matches is None:
+            return []
         return [match.message for match in matches.messages]
 
     async def _read_matches(
@@ -342,7 +350,11 @@ class MessageSearch:
         """Choose messages of the index, and read their rows; None if rows were deleted since they were indexed."""
 
         def choose_and_read(tx: Transaction) -> _ReadMatches | None:
-            fitting = choose()
+            fitting = Fitting([], {})
+            with suppress_failures(
+                self.failures, "Earlier messages were not found", index.drop
+            ):
+                fitting = choose()
             row_ids: list[int] = []
             for ranked in fitting.messages:
                 row_ids += ranked.message.row_ids
@@ -393,7 +405,12 @@ class MessageSearch:
                 return True
 
     async def _add_rows(self, index: MessageIndex, rows: Sequence[LogRow]) -> None:
-        await asyncio.to_thread(index.add, rows)
+        try:
+            await asyncio.to_thread(index.add, rows)
+        except Exception:
+            # A part of the rows may be indexed.
+            index.drop()
+            raise
         if index.embeddings is not None:
             await index.embeddings.load()
 
