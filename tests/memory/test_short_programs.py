@@ -362,6 +362,10 @@ async def test_a_memory_that_is_used_for_anything_is_not_warned_of(
     for name, use in uses.items():
         async with open_memory(name) as memory:
             await use(memory)
+    store = MemoryStore()
+    async with CondensedMemory.from_defaults("chat", chat_store=store) as memory:
+        await memory.aexport()
+    await store.aclose()
     with pytest.raises(ZeroDivisionError):
         async with open_memory("fails"):
             raise ZeroDivisionError
