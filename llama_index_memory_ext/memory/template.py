@@ -86,11 +86,14 @@ def content_of(
 ) -> dict[str, Any]:
     """Return the content of each memory block for LlamaIndex, the record as text blocks with cache points.
 
-    A prompt has at most four cache points; the ``messages`` may have some already. A
-    cache point follows the profile, if the points of the record leave two: a request
-    may mark its end, too.
+    A prompt has at most four cache points; further memory blocks and the ``messages``
+    may have some already. A cache point follows the profile, if the points of the record
+    leave two: a request may mark its end, too.
     """
     used_points = cache_points_in(messages)
+    for content in contents.values():
+        if isinstance(content, list):
+            used_points += sum(isinstance(block, CachePoint) for block in content)
     split_contents = dict(contents)
     points = used_points
     for name, content in contents.items():
