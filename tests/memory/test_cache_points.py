@@ -279,11 +279,11 @@ async def test_a_template_of_ones_own_that_extends_ours_is_used(
 async def test_there_are_never_more_than_four_with_those_of_a_further_block(
     open_memory: OpenMemory, own: int
 ) -> None:
-    content = [TextBlock(text="Rules\n"), POINT] * own
+    rules: list[ContentBlock] = [TextBlock(text="Rules\n"), POINT]
     memory = open_memory(
         condensed_token_limit=2_000,
         cache_points=True,
-        memory_blocks=[StaticMemoryBlock(name="rules", static_content=content)],
+        memory_blocks=[StaticMemoryBlock(name="rules", static_content=rules * own)],
     )
     prompt = (await prompts_of(memory, 5))[-1]
     assert own < len(marked(prompt)) <= 4
