@@ -6,9 +6,10 @@ import asyncio
 import logging
 from abc import abstractmethod
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
 
-from llama_index.core.base.llms.types import ChatMessage  # noqa: TC002 - pydantic reads it
+from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.bridge.pydantic import (
     BeforeValidator,
     ConfigDict,
@@ -40,6 +41,8 @@ logger = logging.getLogger(__name__)
 DEFAULT_SESSION_ID = "default"
 # Most seconds that closing waits for the work of sessions other than the memory's.
 CLOSE_SECONDS = 30.0
+# A block without messages after three questions is in a Memory that does not flush.
+_MOST_UNGIVEN_TURNS = 3
 _MOST_SEEN = 1_000
 
 # A field that also takes a plain function from a text to its tokens.
@@ -154,6 +157,15 @@ class LogBlock(BaseMemoryBlock[str]):
             fields[name] = None
         return {**super().__getstate__(), "__dict__": fields}
 
+    async def aget(
+        self, messages: list[ChatMessage] | None = None, **block_kwargs: Any
+    ) -> str:
+        """Return the content as text; "" for none."""
+        roles = [message.role for message in messages or ()]
+        if roles.count(MessageRole.USER) >= _MOST_UNGIVEN_TURNS:
+            await self._advise(block_kwargs.get("session_id"))
+        return await super().aget(messages, **block_kwargs)
+
     async def aput(
         self,
         messages: list[ChatMessage],
@@ -206,11 +218,20 @@ class LogBlock(BaseMemoryBlock[str]):
         sessions = list(self._seen) if session_id is None else [session_id]
         for session in sessions:
             self._seen.pop(session, None)
+            await self._advise(session)
             await self._flush(session)
 
     @abstractmethod
     async def _flush(self, session_id: str) -> None:
         """Do the background work of a session now."""
+
+    async def _advise(self, session_id: str | None) -> None:
+        """Log advice on settings if a Memory has passed on no turn to a block with a private store."""
+        if self.store or self._store.database.is_gone:
+            return
+        session_id = session_id or DEFAULT_SESSION_ID
+        if not await self._store.readers.has_session(session_id):
+            _advise_on_settings(self.name)
 
     def _see(self, session_id: str | None) -> str:
         """Remember a session for ``aflush``, and return its id."""
@@ -284,3 +305,13 @@ class LogBlock(BaseMemoryBlock[str]):
         """Close a private store without flushing."""
         if self.store is None:
             await self._store.aclose()
+
+
+@cache
+def _advise_on_settings(name: str) -> None:
+    logger.warning(
+        "Block %r was given no turn yet: this Memory keeps its turns in short-term memory. By default LlamaIndex "
+        "passes turns on after 28,000 of 40,000 tokens. Make the memory with Memory.from_defaults(..., "
+        'chat_history_token_ratio=0.0001, insert_method="user"), which passes on each turn when it is over.',
+        name,
+    )

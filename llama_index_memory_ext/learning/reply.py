@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from contextlib import suppress
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Annotated
 
 import json_repair
@@ -90,6 +90,10 @@ def _entries_in(value: Json) -> Iterator[dict[str, Json]]:
 
 
 def _is_fact(entry: dict[str, Json]) -> bool:
+    """Return whether an object is an entry; a list of entries may have a text beside it."""
+    lists = [value for value in entry.values() if isinstance(value, list)]
+    if any(isinstance(part, dict) for part in chain(*lists)):
+        return False
     texts = [entry[name] for name in (*_QUOTES, *_CONTENTS) if name in entry]
     return any(isinstance(text, str) for text in texts) and texts[0] not in _EXAMPLES
 

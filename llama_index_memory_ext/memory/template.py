@@ -86,17 +86,20 @@ def with_cache_points(
 ) -> dict[str, Any]:
     """Return the content of each memory block for LlamaIndex: sections as text blocks with cache points.
 
-    A prompt has at most four cache points; the ``messages`` may have some already. A
-    cache point follows the profile, if the points of the record leave two: a request
-    may mark its end, too.
+    A prompt has at most four cache points; further memory blocks and the ``messages``
+    may have some already. A cache point follows the profile, if the points of the record
+    leave two: a request may mark its end, too.
     """
-    points_of_messages = cache_points_in(messages)
+    used_points = cache_points_in(messages)
+    for content in contents.values():
+        if isinstance(content, list):
+            used_points += sum(isinstance(block, CachePoint) for block in content)
     split_contents = dict(contents)
-    points = points_of_messages
+    points = used_points
     for name, content in contents.items():
         if not (content and isinstance(content, Section)):
             continue
-        split_contents[name] = content_blocks(content, cache_points, points_of_messages)
+        split_contents[name] = content_blocks(content, cache_points, used_points)
         points += list(content.cache_marks.values()).count("point")
     has_profile = bool(contents.get(PROFILE_NAME))
     if cache_points and has_profile and points < MOST_CACHE_POINTS - 1:

@@ -19,6 +19,7 @@ from llama_index_memory_ext.errors import (
     StoreTimeoutError,
     TurnError,
 )
+from llama_index_memory_ext.record.media import has_answer_before_question
 from llama_index_memory_ext.store.rows import SessionAccess
 from llama_index_memory_ext.text.entries import (
     MEDIA_TOKENS,
@@ -72,7 +73,7 @@ async def put(
     # Only a new question ends the turn before it.
     plan = None
     if any(message.role == MessageRole.USER for message in messages):
-        plan = partial(plan_flush, memory)
+        plan = partial(_plan_question if len(messages) == 1 else plan_flush, memory)
         if memory.chat_history_token_ratio > FLUSH_EVERY_TURN:
             # Counting long texts here keeps the write of the store short: the tokenizer
             # keeps the counts for the plan.
@@ -216,6 +217,15 @@ async def write(
     return appended.written
 
 
+def _plan_question(memory: MemoryFields, messages: Sequence[ChatMessage]) -> int:
+    """Return the plan of ``plan_flush``; warn if the question before the last one has no answer."""
+    roles = [message.role.value for message in messages]
+    is_guarded = memory.shared or run_name(memory) in _holders
+    if not is_guarded and not has_answer_before_question(roles):
+        _warn_of_two_runs()
+    return plan_flush(memory, messages)
+
+
 def plan_flush(memory: MemoryFields, messages: Sequence[ChatMessage]) -> int:
     """Return how many of the oldest messages leave short-term memory."""
     ratio = memory.chat_history_token_ratio
@@ -285,6 +295,14 @@ def tokens_of_message(memory: MemoryFields, message: ChatMessage) -> int:
         "video": memory.video_token_size_estimate,
     }
     return message_tokens(message, memory.tokenizer_fn, estimates)
+
+
+@cache
+def _warn_of_two_runs() -> None:
+    logger.warning(
+        "A question was put before the last question of its session was answered. If its run failed, that is right. "
+        "Two runs at once would both answer the later question: put each run into `async with memory.turn():`."
+    )
 
 
 @cache

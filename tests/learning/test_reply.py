@@ -97,6 +97,7 @@ def renamed(**names: str) -> str:
         json.dumps({"arguments": json.dumps(REPLY)}),
         json.dumps({"facts": LIST}),
         json.dumps({"new_facts": FACTS, "confirmed": [], "retired": []}),
+        json.dumps({"text": "Here are the facts:", "facts": FACTS}),
         json.dumps({"newFacts": dict(zip(("n1", "n2"), FACTS, strict=True))}),
         json.dumps({"facts": {"preference": [TEA], "context": [CATS]}}),
         f'<invoke name="report_facts"><parameter name="facts">{LIST}</parameter></invoke>',

@@ -18,7 +18,7 @@ from llama_index.core.base.llms.types import (
     ContentBlock,
     TextBlock,
 )
-from llama_index.core.memory import InsertMethod, Memory
+from llama_index.core.memory import InsertMethod, Memory, StaticMemoryBlock
 from llama_index.core.prompts import RichPromptTemplate
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 
@@ -273,6 +273,20 @@ async def test_a_template_of_ones_own_that_extends_ours_is_used(
     (*_, prompt) = await prompts_of(memory, 3)
     assert texts(prompt)[:2] == ["Before:", closed(prompt)[1]]
     assert len(marked(prompt)) == 2
+
+
+@pytest.mark.parametrize("own", [1, 2, 3])
+async def test_there_are_never_more_than_four_with_those_of_a_further_block(
+    open_memory: OpenMemory, own: int
+) -> None:
+    rules: list[ContentBlock] = [TextBlock(text="Rules\n"), POINT]
+    memory = open_memory(
+        condensed_token_limit=2_000,
+        cache_points=True,
+        memory_blocks=[StaticMemoryBlock(name="rules", static_content=rules * own)],
+    )
+    prompt = (await prompts_of(memory, 5))[-1]
+    assert own < len(marked(prompt)) <= 4
 
 
 @pytest.mark.parametrize("own", [0, 1, 2, 5])

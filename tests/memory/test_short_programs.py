@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -14,14 +16,16 @@ from llama_index.llms.openai import OpenAI
 
 from llama_index_memory_ext import (
     CondensedMemory,
+    CondensedMemoryBlock,
     MemoryStore,
     RelevantFactsBlock,
 )
 from llama_index_memory_ext.blocks import LogBlock
+from llama_index_memory_ext.memory import writing
 from llama_index_memory_ext.memory.writing import warn_of_unused
 from tests.conversation import assistant, user
 from tests.learning.learning import extractions, learner, likes, talk
-from tests.memories import OpenMemory
+from tests.memories import OpenMemory, OpenPlainMemory
 from tests.openai_server import Message, fail, say, serve
 from tests.scripted_models import StartModel, client_without_connections
 
@@ -214,6 +218,56 @@ async def test_closing_a_block_takes_a_bounded_time(
     assert "was closed before all of its work was done" in caplog.text
 
 
+@pytest.mark.parametrize("kind", [CondensedMemoryBlock, RelevantFactsBlock])
+async def test_a_memory_that_keeps_its_turns_to_itself_is_told_what_to_set(
+    kind: type[CondensedMemoryBlock | RelevantFactsBlock],
+    open_plain_memory: OpenPlainMemory,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Once, and not where turns are passed on."""
+    fitting = open_plain_memory(kind(name=f"fitting_{kind.__name__}"))
+    block = kind(name=f"empty_{kind.__name__}")
+    by_default = open_plain_memory(block, chat_history_token_ratio=0.7)
+    for memory in (fitting, by_default):
+        for i in range(5):
+            await memory.aput(user(f"Question {i}"))
+            await memory.aget()
+            await memory.aput(assistant("Fine."))
+    (line,) = [
+        record.getMessage()
+        for record in caplog.records
+        if "was given no turn yet" in record.getMessage()
+    ]
+    assert re.match(
+        r"Block 'empty_\w+' .*chat_history_token_ratio=0\.0001, insert_method=\"user\"",
+        line,
+    )
+    for memory in (fitting, by_default):
+        for each in memory.memory_blocks:
+            assert isinstance(each, CondensedMemoryBlock | RelevantFactsBlock)
+            await each.aclose()
+
+
+@pytest.mark.parametrize("kind", [CondensedMemoryBlock, RelevantFactsBlock])
+async def test_a_flush_of_a_block_that_was_given_no_turn_says_what_to_set(
+    kind: type[CondensedMemoryBlock | RelevantFactsBlock],
+    open_plain_memory: OpenPlainMemory,
+    start_model: StartModel,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """After one turn too: a program that waits for facts would wait for nothing."""
+    llm, server = start_model(learner)
+    block = kind(name=f"flushed_{kind.__name__}", llm=llm)
+    memory = open_plain_memory(block, chat_history_token_ratio=0.7)
+    await memory.aput(user("I like tea."))
+    await memory.aget()
+    await memory.aput(assistant("Fine."))
+    await block.aflush()
+    assert server.requests == []
+    assert f"Block '{block.name}' was given no turn yet" in caplog.text
+    await block.aclose()
+
+
 # ---- a memory that no run was given -------------------------------------------------------------------
 
 
@@ -235,6 +289,55 @@ async def test_a_memory_that_only_the_agent_was_given_is_warned_of_once(
             await FunctionAgent(llm=llm, memory=memory).run("I like tea.")
             assert warnings_in(caplog) == (name == "b")
     assert warnings_in(caplog) == 1
+
+
+# ---- two runs at once -------------------------------------------------------------------
+
+
+async def two_runs(memory: CondensedMemory, llm: Any, *, in_turns: bool) -> None:
+    async def run(question: str) -> None:
+        async with memory.turn() if in_turns else nullcontext():
+            await FunctionAgent(llm=llm).run(question, memory=memory)
+
+    await asyncio.gather(run("I like tea."), run("I like milk."))
+
+
+@pytest.mark.parametrize("in_turns", [False, True])
+@pytest.mark.parametrize("ratio", [0.0001, 0.7])
+async def test_two_runs_at_once_are_warned_of_once(
+    open_memory: OpenMemory,
+    start_model: StartModel,
+    caplog: pytest.LogCaptureFixture,
+    in_turns: bool,
+    ratio: float,
+) -> None:
+    writing._warn_of_two_runs.cache_clear()
+    llm, _ = start_model(learner)
+    memory = open_memory(extract_facts=False, chat_history_token_ratio=ratio)
+    for _ in range(2):
+        await two_runs(memory, llm, in_turns=in_turns)
+    assert caplog.text.count("async with memory.turn()") == (not in_turns)
+    assert "tea" not in caplog.text
+
+
+async def test_questions_one_after_the_other_are_not_warned_of(
+    open_memory: OpenMemory, start_model: StartModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor are several persons of a shared session, an import, and a question behind a failed turn."""
+    writing._warn_of_two_runs.cache_clear()
+    llm, _ = start_model(learner)
+    memory = open_memory(extract_facts=False)
+    for question in ("I like tea.", "I like milk."):
+        await FunctionAgent(llm=llm).run(question, memory=memory)
+    await memory.aput_messages([user("Hm?"), user("Hello?"), user("Anyone?")])
+    shared = open_memory("team", user_id="ann", shared=True, extract_facts=False)
+    for question in ("Hello, Bob.", "Where is Bob?"):
+        await shared.aput(user(question))
+    failing = open_memory("fails", extract_facts=False)
+    for question in ("Hello?", "Are you there?"):
+        async with failing.turn():
+            await failing.aput(user(question))
+    assert caplog.text == ""
 
 
 async def test_a_memory_that_is_used_for_anything_is_not_warned_of(
@@ -259,6 +362,10 @@ async def test_a_memory_that_is_used_for_anything_is_not_warned_of(
     for name, use in uses.items():
         async with open_memory(name) as memory:
             await use(memory)
+    store = MemoryStore()
+    async with CondensedMemory.from_defaults("chat", chat_store=store) as memory:
+        await memory.aexport()
+    await store.aclose()
     with pytest.raises(ZeroDivisionError):
         async with open_memory("fails"):
             raise ZeroDivisionError

@@ -13,10 +13,11 @@ from llama_index.core.chat_engine import SimpleChatEngine
 from llama_index.core.llms import ChatMessage
 
 from llama_index_memory_ext import CondensedMemory, MemoryBlocksTemplate
+from llama_index_memory_ext.events import MessagesRecalledEvent
 from llama_index_memory_ext.memory.search import MemorySearchResult
 from tests.conversation import assistant, calling, recalled, result, sent_text, user
 from tests.memories import OpenMemory
-from tests.memory.test_events import Learner, add, heard
+from tests.memory.test_events import Learner, Listener, add, heard
 from tests.openai_server import say
 from tests.record.test_recall import CAROLINE, SMALL, ask, fill
 from tests.scripted_models import StartModel
@@ -74,6 +75,23 @@ async def test_what_was_used_is_what_stands_in_the_prompt(
     )
     # Its words are in no log by accident.
     assert "Caroline" not in repr(used)
+
+
+async def test_the_event_of_a_recall_names_the_rows_in_the_prompt_and_no_words(
+    open_memory: OpenMemory, heard: Listener
+) -> None:
+    memory = await long_talk(open_memory)
+    await ask(memory, QUESTION)
+    await memory.aget()
+    *_, first, second = heard.of(MessagesRecalledEvent)
+    used = memory.last_used().messages
+    for event in (first, second):
+        assert event.row_ids == [message.row_ids[0] for message in used]
+        assert event.scores == [message.similarity for message in used]
+        assert (event.session_id, event.token_limit) == ("chat", 400)
+        assert event.tokens > 0
+        assert "alpacas" not in event.model_dump_json()
+    assert second.cached
 
 
 async def test_before_the_first_question_nothing_was_used_and_then_only_what_fits_it(
