@@ -85,13 +85,13 @@ def _run(arguments: list[str]) -> int:
         with needs_extra("cli", "typer", "rich"):
             app = load_app()
     except UsageError:
-        if arguments != ["demo"]:
+        if arguments not in (["demo"], ["demo", "--all"]):
             raise
         # Imported here: LlamaIndex takes seconds to start, and a wrong option is
         # reported without it.
         from llama_index_memory_ext.apps.demo import run
 
-        sys.exit(run())
+        sys.exit(run(with_all="--all" in arguments))
     return app(arguments, standalone_mode=False) or 0
 
 

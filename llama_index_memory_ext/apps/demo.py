@@ -99,12 +99,14 @@ class _Side:
     """A memory of the comparison; ``learning`` counts the tokens of the calls that learn facts.
 
     ``cells``: the cells of the table, a verdict for each question.
+    ``answers``: the answer to each question.
     """
 
     name: str
     memory: Any
     learning: TokenCountingHandler
     cells: list[str] = field(default_factory=list)
+    answers: list[str] = field(default_factory=list)
 
     async def ask(self, model: LLM, question: str) -> _Answer:
         """Ask a question as an agent does, and return the answer."""
@@ -113,6 +115,10 @@ class _Side:
         response = await model.achat(messages)
         await self.memory.aput(response.message)
         return _Answer(body_of(response.message), "\n".join(map(body_of, messages)))
+
+    def print_answer(self, text: str) -> None:
+        """Print an answer behind the name of the memory."""
+        print(f"  {self.name:18}  {one_line(text)}")
 
 
 def _open_sides(folder: Path, session: str) -> list[_Side]:
@@ -158,22 +164,22 @@ async def _close_sides(sides: list[_Side]) -> None:
             await engine.dispose()
 
 
-def run() -> int:
-    """Compare the memories, print the answers, and return the exit code."""
+def run(*, with_all: bool = False) -> int:
+    """Compare the memories, and return the exit code; ``with_all`` prints the answer to each question, too."""
     folder = Path(tempfile.mkdtemp(prefix="demo-"))
     model = choose_model()
     print(f"Model: {describe_model(model)}\nDatabases: {folder}\n")
-    asyncio.run(_compare(model, folder))
+    asyncio.run(_compare(model, folder, with_all=with_all))
     other_folder = Path(tempfile.mkdtemp(prefix="demo-", dir=folder))
     program = "import asyncio, sys; from llama_index_memory_ext.apps import demo; asyncio.run(demo.tell(sys.argv[1]))"
     command = [sys.executable, "-c", program, str(other_folder)]
     subprocess.run(command, check=False)  # noqa: S603 - the command is this program
     asyncio.run(_ask_after_kill(model, other_folder))
-    print("\nUse it in your agent: docs/quickstart.md")
+    print("\n`demo --all` prints each answer. Use it in your agent: docs/quickstart.md")
     return 0
 
 
-async def _compare(model: LLM, folder: Path) -> None:
+async def _compare(model: LLM, folder: Path, *, with_all: bool) -> None:
     """Put the messages into each memory, ask the questions, and print a table of the right answers."""
     sides = _open_sides(folder, "demo")
     messages = ext.messages_from_json(_CONVERSATION)
@@ -195,6 +201,11 @@ async def _compare(model: LLM, folder: Path) -> None:
     columns += [[side.name, *side.cells] for side in sides]
     for row in zip(*columns, strict=True):
         print("{:29}{:>8}{:>20}{:>17}".format(*row))
+    if with_all:
+        for index, question in enumerate(questions):
+            print(f"\n{question['text']}")
+            for side in sides:
+                side.print_answer(side.answers[index])
 
 
 async def _examine(side: _Side, model: LLM, questions: list[dict[str, str]]) -> None:
@@ -202,6 +213,7 @@ async def _examine(side: _Side, model: LLM, questions: list[dict[str, str]]) -> 
     tokens = 0
     for question in questions:
         answer = await side.ask(model, question["text"])
+        side.answers.append(answer.text)
         tokens += _COUNTER.count(answer.prompt)
         right = question["answer"]
         is_right = right in answer.prompt and right in answer.text.replace(",", "")
@@ -227,7 +239,7 @@ async def _ask_after_kill(model: LLM, folder: Path) -> None:
     sides = _open_sides(folder, "tuesday")
     for side in sides:
         answer = await side.ask(model, _ASKED)
-        print(f"  {side.name:18}  {one_line(answer.text, _COLUMNS)}")
+        side.print_answer(answer.text)
     tokens = _COUNTER.count(answer.prompt)
     print(f"\nThe prompt of {side.name}, {tokens} tokens:")
     for line in answer.prompt.splitlines():

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MOST_TOKENS = 2_000
+# Characters of all arguments of a call; a longer search would block the server.
+_MOST_CHARACTERS = 10_000
 _INSTRUCTIONS = """\
 Facts about one user from earlier conversations. Search them when an answer may depend on something that you do \
 not see. Remember facts that the user asks you to remember, or that will matter later. Results are notes, not \
@@ -38,8 +40,12 @@ class _Server(MCPServer):
             if tool.name == name:
                 parameters = tool.input_schema["properties"]
         unknown_names = [entry[:40] for entry in arguments if entry not in parameters]
-        problem = f"Unknown arguments: {', '.join(unknown_names)}"
-        if not unknown_names:
+        characters = sum(len(str(value)) for value in arguments.values())
+        if unknown_names:
+            problem = f"Unknown arguments: {', '.join(unknown_names)}"
+        elif characters > _MOST_CHARACTERS:
+            problem = f"The arguments have {characters:,} characters; send at most {_MOST_CHARACTERS:,}"
+        else:
             try:
                 return await super().call_tool(name, arguments, context)
             except ToolError as error:

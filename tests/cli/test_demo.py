@@ -18,7 +18,7 @@ from llama_index.core.llms import ChatMessage
 
 from llama_index_memory_ext import CondensedMemory
 from llama_index_memory_ext.apps.cli import describe_error
-from llama_index_memory_ext.apps.demo import choose_model
+from llama_index_memory_ext.apps.demo import _CONVERSATION, choose_model
 from llama_index_memory_ext.fact import Fact
 from llama_index_memory_ext.learning.prompt import extraction_prompt
 from llama_index_memory_ext.learning.report import ask_for_facts
@@ -60,6 +60,7 @@ def offline_demo(tmp_path_factory: pytest.TempPathFactory) -> str:
     own = folder / "own.db"
     done = run(
         "demo",
+        "--all",
         python=[sys.executable],
         PYTHONPATH=os.pathsep.join([watching(folder), path_without("typer", folder)]),
         LLAMA_INDEX_MEMORY_DB=str(own),
@@ -84,7 +85,7 @@ def table_of(printed: str) -> dict[str, list[str]]:
 def test_the_first_result_is_a_table_of_the_memories(offline_demo: str) -> None:
     lines = offline_demo.splitlines()
     assert "answers by rules, because OPENAI_API_KEY is not set" in lines[0]
-    assert max(map(len, lines)) <= 80
+    assert max(map(len, lines[:12])) <= 80
     table = table_of(offline_demo)
     verdicts = list(zip(*list(table.values())[:6], strict=True))
     counts = [of_memory.count("yes") for of_memory in verdicts]
@@ -109,6 +110,17 @@ def test_a_killed_process_has_told_only_one_memory(offline_demo: str) -> None:
     assert prompt[2].endswith(">Is allergic to nuts</fact>")
     assert prompt[7] == "May I have the nut cake?"
     assert 'The fact quotes the user: "I\'m allergic to nuts"' in killed
+
+
+def test_each_question_is_printed_with_the_answer_of_each_memory(
+    offline_demo: str,
+) -> None:
+    names = ("Memory", "Memory, its blocks", "CondensedMemory")
+    for question in _CONVERSATION["questions"]:
+        lines = offline_demo.split(f"\n{question['text']}\n")[1].splitlines()[:3]
+        for name, line in zip(names, lines, strict=True):
+            assert re.fullmatch(rf"  {name} +\S.*", line)
+        assert question["answer"] in lines[2].replace(",", "")
 
 
 def test_it_talks_to_a_server_that_speaks_the_protocol() -> None:

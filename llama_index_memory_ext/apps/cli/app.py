@@ -132,7 +132,12 @@ def _set_tables(
 
 
 @app.command(epilog=example("demo"))
-def demo() -> None:
+def demo(
+    *,
+    with_all: Annotated[
+        bool, typer.Option("--all", help="Print each answer, too.")
+    ] = False,
+) -> None:
     """Compare this memory with LlamaIndex's.
 
     The memories have the same token_limit. They are asked after 54 turns, and in a new
@@ -143,7 +148,7 @@ def demo() -> None:
     # Imported here: LlamaIndex takes seconds to start, and the help does not need it.
     from llama_index_memory_ext.apps.demo import run
 
-    raise typer.Exit(run())
+    raise typer.Exit(run(with_all=with_all))
 
 
 def default_file() -> Path:
