@@ -17,6 +17,8 @@ that is still true. The memories that ask the model to learn or to summarize hav
 about them. The buffer is asked for its prompt once, at the end, and so summarizes once. The vector block embeds with
 the local e5.
 
+Two memories are asked once more with a system prompt that forbids guessing ("no guessing").
+
 Each wrong answer is printed with what was wrong: the prompt does not have the value ("not recalled"), the answer says
 that it is not known although the prompt has the value ("overlooked"), or it has another value ("not understood").
 """
@@ -81,6 +83,8 @@ WITHOUT_FACTS = "CondensedMemory without facts"
 ADDED_FACTS = "CondensedMemory with added facts"
 LEARNING = "CondensedMemory that learns"
 LEARN = (LEARNING, FACTS, SUMMARY_BUFFER)
+HOST_NO_GUESSING = f"{HOST}, no guessing"
+OURS_NO_GUESSING = f"{WITHOUT_FACTS}, no guessing"
 NOT_RECALLED, OVERLOOKED, NOT_UNDERSTOOD = (
     "not recalled",
     "overlooked",
@@ -89,6 +93,12 @@ NOT_RECALLED, OVERLOOKED, NOT_UNDERSTOOD = (
 INSTRUCTION = ChatMessage(
     "You are a helpful assistant. Answer in one short sentence, in the language of the question. If you do not know "
     "the answer, say so.",
+    role=MessageRole.SYSTEM,
+)
+# The system prompt of docs/local-models.md against invented answers, chosen on the even seeds.
+NO_GUESSING = ChatMessage(
+    f"{INSTRUCTION.content} Answer from these messages what they say. Answer general questions from your own "
+    'knowledge. Say "I do not know" if I ask about something of mine that they do not say.',
     role=MessageRole.SYSTEM,
 )
 # A mean length that differs by less is the same.
@@ -180,6 +190,8 @@ SYSTEMS: dict[str, Open] = {
     FACTS: partial(host, make=facts_block),
     VECTORS: partial(host, make=vector_block),
     SUMMARY_BUFFER: summary_buffer,
+    HOST_NO_GUESSING: host,
+    OURS_NO_GUESSING: partial(ours, facts_token_limit=0),
 }
 
 
@@ -209,6 +221,9 @@ async def prompts_of(
 ) -> list[list[ChatMessage]]:
     """Return the prompt of each question, asked right behind the conversation."""
     prompts = []
+    instruction = INSTRUCTION
+    if name in (HOST_NO_GUESSING, OURS_NO_GUESSING):
+        instruction = NO_GUESSING
     for question in questions:
         async with SYSTEMS[name](limit, llm) as memory:
             for turn in talk.turns:
@@ -217,7 +232,7 @@ async def prompts_of(
                 for sentence in talk.told:
                     await memory.facts.aadd(sentence)
             await put(memory, [ChatMessage(question.text)])
-            prompts.append([INSTRUCTION, *await memory.aget()])
+            prompts.append([instruction, *await memory.aget()])
     return prompts
 
 
