@@ -90,15 +90,15 @@ def dates_in(text: str, code: str = "en") -> tuple[DateMention, ...]:
         phrases("calendar", "decade"),
     ]
     mentions: list[DateMention] = []
+    # A list of spans would take the square of the number of dates.
+    is_read = bytearray(len(text))
     for date_pattern in patterns:
         for match in date_pattern.finditer(text):
-            mention = DateMention(_readings(match, code), *match.span())
-            is_read = any(
-                mention.start < earlier.end and earlier.start < mention.end
-                for earlier in mentions
-            )
-            if mention.readings and not is_read:
-                mentions.append(mention)
+            start, end = match.span()
+            readings = _readings(match, code)
+            if readings and not any(is_read[start:end]):
+                is_read[start:end] = bytes([1]) * (end - start)
+                mentions.append(DateMention(readings, start, end))
     return tuple(sorted(mentions, key=lambda mention: mention.start))
 
 
