@@ -152,7 +152,7 @@ async def test_a_turn_within_itself_is_refused(open_memory: OpenMemory) -> None:
     """It would wait for its own end. Sessions do not wait for each other."""
     memory = open_memory()
     async with memory.turn(), open_memory("bob").turn():
-        with pytest.raises(TurnError, match=r"within memory\.turn"):
+        with pytest.raises(TurnError, match=r"inside memory\.turn"):
             async with memory.turn():
                 pass
     async with memory.turn() as same:
