@@ -15,12 +15,12 @@ async def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         uri = f"sqlite+aiosqlite:///{Path(folder) / 'memory.db'}"
         async with CondensedMemory.from_defaults(
-            "chat", async_database_uri=uri
+            "chat", async_database_uri=uri, extract_facts=False
         ) as memory:
             await memory.aput(ChatMessage(role="user", content="My name is Logan."))
             await memory.aput(ChatMessage(role="assistant", content="Hello Logan."))
         async with CondensedMemory.from_defaults(
-            "chat", async_database_uri=uri
+            "chat", async_database_uri=uri, extract_facts=False
         ) as memory:
             await memory.aput(ChatMessage(role="user", content="What is my name?"))
             (message,) = await memory.aget()
