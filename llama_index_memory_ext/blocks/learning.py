@@ -171,7 +171,7 @@ class LearningBlock(LogBlock):
         )
 
     def reader_of(self, session_id: str) -> str:
-        """Return the name of this block's cursor in a session."""
+        """Return the name of this block's cursor in a session, whether or not it extracts facts."""
         namespace = self.namespace_of(session_id)
         own = self.view.own
         # Quoted, so that no id of a user makes the name of another reader.
@@ -185,7 +185,7 @@ class LearningBlock(LogBlock):
         return JobKey(session_id, self.reader_of(session_id), owner)
 
     def readers_of(self, session_id: str) -> tuple[str, ...]:
-        """Return the name of this block's cursor, if it extracts facts."""
+        """Return the cursors that the store registers: ``reader_of``, or () if no facts are extracted."""
         if self.extract_facts:
             return (self.reader_of(session_id),)
         return ()
@@ -346,7 +346,10 @@ class LearningBlock(LogBlock):
             raise
 
     def _extracts(self) -> bool:
-        """Return whether facts are extracted now. The model, or its absence, is logged once in a process."""
+        """Return whether facts are extracted now: the setting and a model are needed.
+
+        The model, or its absence, is logged once in a process.
+        """
         if not self.extract_facts:
             return False
         llm = self.known_llm()

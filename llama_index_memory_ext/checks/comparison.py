@@ -150,7 +150,7 @@ def closest_sentence(statement: str, sentences: Sequence[str]) -> str:
 
 
 def _telling_words(text: str) -> Iterator[str]:
-    """Yield the words of a text that are no function words, and do not only frame a report."""
+    """Yield the words that tell something: no numbers, function words, or words that only frame a report."""
     for word in tokens_in(text.casefold().replace("\u2019", "'").replace("'s", "")):
         # "Owns" is a form of a function word, and "thé" is not "the".
         base = term_of(word) if word.isascii() else word
@@ -214,16 +214,17 @@ def _differs_in_a_clause(statement: str, words: str) -> bool:
     """Return whether a statement and the closest clauses of the words differ in a negation, a person or the order."""
     sentences = sentences_of(words)
     for part in clauses_in(sentences_of(statement)):
-        clause = closest_clause(part.text, sentences)
-        if not shares_word(part.text, clause.text):
+        closest = closest_clause(part.text, sentences)
+        if not shares_word(part.text, closest.text):
             if part.is_denied and not denies(words):
                 return True
-        elif part.is_denied != clause.is_denied or _is_reordered(
-            part.text, clause.text
+            continue
+        if part.is_denied != closest.is_denied or _is_reordered(
+            part.text, closest.text
         ):
             return True
-    clause = closest_clause(statement, sentences)
-    return clause.person == "other" and not _says_whom(statement, clause, words)
+    closest = closest_clause(statement, sentences)
+    return closest.person == "other" and not _says_whom(statement, closest, words)
 
 
 def _says_whom(statement: str, clause: Clause, words: str) -> bool:

@@ -153,7 +153,7 @@ class BatchReader:
         """Return the oldest unread rows that fit one request; None if they are not due."""
         rows = unread.rows
         lines = await self._lines_of(rows, budget)
-        end = _end_of_turns(rows, lines, answered=due.answered)
+        end = _readable_end(rows, lines, answered=due.answered)
         starts = [line.is_users for line in lines[:end]]
         texts = [sent_part(line) for line in lines[:end]]
         count = self.block.tokenizer_fn.count
@@ -266,7 +266,7 @@ class BatchReader:
     ) -> Batch:
         """Return a batch of rows and their lines, with the lines right before it.
 
-        A short answer may need the question that it answers.
+        A short answer may need the question before it.
         """
         rows = unread.rows
         now = self.block.now()
@@ -296,7 +296,7 @@ class BatchReader:
         )
 
 
-def _end_of_turns(
+def _readable_end(
     rows: Sequence[LogRow], lines: Sequence[Utterance], *, answered: bool
 ) -> int:
     """Return how many of the rows, from the oldest on, can be read now; with ``answered``, only turns that have ended.

@@ -244,7 +244,7 @@ def _record_in(
 async def _fit(
     memory: MemoryFields, contents: dict[str, Any], room: int, turn: list[ChatMessage]
 ) -> _FittedContents:
-    """Return the contents joined, truncated to ``room`` tokens if possible."""
+    """Return the contents joined; the least important parts are dropped until they fit ``room`` tokens, if possible."""
     fitted = await _join(memory, contents, room, turn)
     while fitted.tokens_left < 0:
         contents = dict(fitted.contents)
@@ -267,10 +267,11 @@ async def _fit(
 async def _join(
     memory: MemoryFields, contents: dict[str, Any], room: int, turn: list[ChatMessage]
 ) -> _FittedContents:
-    shape = memory.memory_blocks_template
+    """Return the contents as one message, with the tokens that they leave of ``room``."""
+    blocks_template = memory.memory_blocks_template
     split_contents = contents
-    tokens_left = -1
-    if isinstance(shape, template.MemoryBlocksTemplate):
+    tokens_left: int | None = None
+    if isinstance(blocks_template, template.MemoryBlocksTemplate):
         split_contents = template.with_cache_points(contents, memory.cache_points, turn)
         tokens_left = room - template.max_tokens(contents, memory.tokenizer_fn)
     parts: list[tuple[str, list[ContentBlock]]] = []
@@ -283,8 +284,8 @@ async def _join(
             messages += content
         elif content:
             parts.append((name, content))
-    joined = template.joined(shape, parts)
-    if tokens_left < 0:
+    joined = template.joined(blocks_template, parts)
+    if tokens_left is None or tokens_left < 0:
         # The bound of our template may be too high, never too low. The exact count is
         # slower.
         tokens = await tokens_of(memory, [*messages, ChatMessage(blocks=joined)])

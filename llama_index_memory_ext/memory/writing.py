@@ -97,7 +97,7 @@ async def append(
     replace: bool = False,
     strict: bool = False,
 ) -> int:
-    """Let the blocks begin with the session, and write messages in their stored form."""
+    """Let the blocks begin with the session or its new question, and write messages in their stored form."""
     texts = [m.content for m in messages if m.role == MessageRole.USER]
     if texts or not memory._opened:
         question = texts[-1] if texts else None
@@ -183,9 +183,10 @@ async def write(
     replace: bool = False,
     strict: bool = False,
 ) -> int:
-    """Write messages, and pass the messages that leave by the plan to the blocks; log a block that fails.
+    """Write messages, and pass the messages that leave short-term memory to the blocks; log a block that fails.
 
-    Return the number of messages that were not stored before.
+    ``plan``: returns how many of the oldest active messages leave; None: none. Return
+    the number of messages that were not stored before.
     """
     readers: list[str] = []
     for log_block in memory._log_blocks:

@@ -471,16 +471,16 @@ def recall_budget(
         most = max(limit, min(int(limit * _QUESTION_FACTOR), free))
     if recall_when == "always":
         return RecallBudget(most)
-    share = 1.0
+    asking = 1.0
     if not by_meaning:
-        share = asking_share(question)
-    if not share:
-        limit = int(limit * _STATEMENT_SHARE)
-        return RecallBudget(limit, _CURRENT_POWER, _IN_RECORD_SHARE)
+        asking = asking_share(question)
+    if not asking:
+        statement_limit = int(limit * _STATEMENT_SHARE)
+        return RecallBudget(statement_limit, _CURRENT_POWER, _IN_RECORD_SHARE)
     power = 0
     if is_question:
         power = _CURRENT_POWER
-    return RecallBudget(most, power, _IN_RECORD_SHARE, max(share, _STATEMENT_SHARE))
+    return RecallBudget(most, power, _IN_RECORD_SHARE, max(asking, _STATEMENT_SHARE))
 
 
 def read_messages(

@@ -427,7 +427,8 @@ class Readers:
     """The readers of the sessions of a store.
 
     The log of a session is its rows with the status ``archived``: they have left
-    short-term memory. A reader of any name begins at the first row.
+    short-term memory. A reader of any name begins at the first row. The name ""
+    stands for no reader: without a cursor, rows that readers have processed count, too.
     """
 
     def __init__(self, database: Database) -> None:
