@@ -22,12 +22,8 @@ from typing import Any, NamedTuple
 from benchmarks.command import shown
 from benchmarks.report import Measure, publish
 from llama_index_memory_ext.fact import RECENCY_WEIGHT, Fact
-from llama_index_memory_ext.facts.ranking import (
-    ShowableFacts,
-    Weights,
-    counted_line,
-    document_of,
-)
+from llama_index_memory_ext.facts.lines import counted_line
+from llama_index_memory_ext.facts.ranking import ShowableFacts, Weights, document_of
 from llama_index_memory_ext.search.tfidf import TfidfRanker
 from llama_index_memory_ext.text.tokens import TokenCounter
 

@@ -49,10 +49,10 @@ from benchmarks.locomo import conversations_in, file_in
 from benchmarks.report import Measure, Promise, Series, publish
 from benchmarks.scores import BUDGETS, found_within, recall_of, shares_of
 from llama_index_memory_ext.fact import Fact
+from llama_index_memory_ext.facts.lines import counted_line
 from llama_index_memory_ext.facts.ranking import (
     ShowableFacts,
     Weights,
-    counted_line,
     document_of,
     rank,
 )

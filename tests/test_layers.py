@@ -42,7 +42,7 @@ record      summary unread > recall media > reader > index > window cache_points
 learning    extractor > changes endings request > batch validation >
             progress > rejections                                         # how facts are learned
 ---
-facts       book > filters user_facts explanation > history ranking > concern # how facts are kept and ranked
+facts       book > filters user_facts explanation > history ranking > concern lines # how facts are kept and ranked
 ---
 checks      comparison > clauses > evidence secrets                       # how a statement compares with its source
 ---
@@ -305,7 +305,7 @@ LOADED_WITH_THE_PRESET = {
     "": "agent_view errors events fact settings",
     "background": "jobs locks loop recent threads",
     "blocks": "facts learning log_end record",
-    "facts": "book concern explanation filters history ranking user_facts",
+    "facts": "book concern explanation filters history lines ranking user_facts",
     "learning": "categories",
     "memory": "condensed_memory fields prompt search settings template writing",
     "models": "ask local_embeddings",

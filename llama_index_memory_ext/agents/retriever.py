@@ -15,7 +15,8 @@ from pydantic import ValidationError
 from llama_index_memory_ext.background.loop import run
 from llama_index_memory_ext.errors import FactError, LimitError, StoreError
 from llama_index_memory_ext.facts.filters import FactFilter
-from llama_index_memory_ext.facts.ranking import Weights, days_of
+from llama_index_memory_ext.facts.lines import days_of
+from llama_index_memory_ext.facts.ranking import Weights
 from llama_index_memory_ext.memory.search import check_memory, check_search
 from llama_index_memory_ext.record.recall import LONGEST_MESSAGE_TOKENS, FoundMessage
 from llama_index_memory_ext.settings import build_checked, unpacked

@@ -31,6 +31,7 @@ from llama_index_memory_ext.events import (
 from llama_index_memory_ext.fact import RECENCY_WEIGHT
 from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.facts.explanation import Explanation, explain
+from llama_index_memory_ext.facts.lines import counted_line
 from llama_index_memory_ext.facts.ranking import (
     FLOOR_BEHIND_RECORD,
     FOR_QUESTION,
@@ -41,7 +42,6 @@ from llama_index_memory_ext.facts.ranking import (
     ShowableFacts,
     Surroundings,
     Weights,
-    counted_line,
 )
 from llama_index_memory_ext.facts.user_facts import UserFacts
 from llama_index_memory_ext.models.local_embeddings import EmbedModel, embed_model_of
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.learning.extractor import Extractor
     from llama_index_memory_ext.store import MemoryStore
-    from llama_index_memory_ext.store.rows import LogRow, Snapshot
+    from llama_index_memory_ext.store.rows import FactsVersion, LogRow, Snapshot
 
 
 _PROFILE_LIMIT = 1_000
@@ -226,7 +226,7 @@ class RelevantFactsBlock(LearningBlock):
         log_end = await read_log_end(
             self._store, session_id, self.namespace_of(session_id), snapshot
         )
-        user_facts = await self._read_facts(session_id, log_end.changes)
+        user_facts = await self._read_facts(session_id, log_end.facts)
         turns = turns_of(log_end.lines)[-self.context_turns :]
         question = question_in(messages, turns, self.context_turns)
         self._start_if_left(session_id)
@@ -512,10 +512,10 @@ class RelevantFactsBlock(LearningBlock):
         return user_facts
 
     async def _read_facts(
-        self, session_id: str, last_change: tuple[int, int] | None = None
+        self, session_id: str, stored: FactsVersion | None = None
     ) -> UserFacts:
-        """Return the facts of a session's user with all changes; ``last_change`` as for ``UserFacts.read``."""
-        user_facts = await self._user_facts(session_id).read(last_change)
+        """Return the facts of a session's user with all changes; ``stored`` as for ``UserFacts.read``."""
+        user_facts = await self._user_facts(session_id).read(stored)
         self._store.cache.put(
             user_facts.namespace, self._facts_key, user_facts, len(user_facts.facts)
         )

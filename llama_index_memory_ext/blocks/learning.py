@@ -42,12 +42,13 @@ QUIET_SECONDS = 300.0
 
 @dataclass
 class SessionState:
-    """The last question of a session and the messages that its facts wait for, as this block has seen them.
+    """The reasons for which this block has started jobs of a session last, so that none starts twice.
 
-    ``question``: the hash of the last question for which other sessions were read; 0
-    after its answer; None before the first one.
+    ``question``: the hash of the last question for which unread messages of other
+    sessions were looked for; None before the first look, and 0 after an answer, so that
+    the same question counts again.
     ``last_left``: the last row that had left the record at the last prompt.
-    ``is_unread_elsewhere``: other sessions of the user had unread messages.
+    ``is_unread_elsewhere``: whether other sessions of the user had unread messages.
     """
 
     question: int | None = None
@@ -205,9 +206,9 @@ class LearningBlock(LogBlock):
         if question is not None:
             self._store.jobs.asked.add(session_id)
         state = self._state_of(session_id)
-        last = state.question
-        is_new = question is not None and hash(question) != last
-        if last is not None and not (is_new and self.extract_every_turns is None):
+        begins = state.question is None
+        is_new = question is not None and hash(question) != state.question
+        if not begins and not (is_new and self.extract_every_turns is None):
             return
         for name in await self._unread_sessions(session_id):
             if name != session_id:
@@ -322,17 +323,21 @@ class LearningBlock(LogBlock):
         from llama_index_memory_ext.learning.batch import Due
 
         session_id = key.session_id
-        needed = self._store.jobs.needed
+        jobs = self._store.jobs
+        needed = jobs.needed
         is_needed = key in needed
         needed.discard(key)
-        due = Due(self.extract_every_turns or UNREAD_TURNS, answered=True)
         if is_needed:
-            due = Due(answered=session_id in self._store.jobs.asked)
-        elif self.extract_every_turns is None:
-            last_row = self._store.jobs.last_left.get(session_id)
-            if last_row is None:
-                last_row = 0 if self.has_record else LAST_ID
-            due = due._replace(tokens=UNREAD_TOKENS, last_left=last_row)
+            # A question that is being answered waits for its answer.
+            due = Due(answered=session_id in jobs.asked)
+        elif self.extract_every_turns is not None:
+            due = Due(self.extract_every_turns, answered=True)
+        else:
+            last_left = jobs.last_left.get(session_id)
+            if last_left is None:
+                # Without a record, prompts show no message of the log: all have left.
+                last_left = 0 if self.has_record else LAST_ID
+            due = Due(UNREAD_TURNS, UNREAD_TOKENS, last_left, answered=True)
         try:
             await self.extractor(session_id).extract(due)
         except BaseException:

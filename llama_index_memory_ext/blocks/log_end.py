@@ -5,7 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from llama_index_memory_ext.store.rows import LogPage, ReadPosition, Snapshot
+from llama_index_memory_ext.store.rows import (
+    FactsVersion,
+    LogPage,
+    ReadPosition,
+    Snapshot,
+)
 from llama_index_memory_ext.text.turns import Utterance, spoken
 
 if TYPE_CHECKING:
@@ -21,12 +26,12 @@ class LogEnd(NamedTuple):
 
     ``lines``: the last lines, oldest first.
     ``position``: the position up to which the log was read.
-    ``changes``: the epoch and the last change of the user's facts.
+    ``facts``: the version of the user's facts at that time; None before the first read.
     """
 
     lines: tuple[Utterance, ...] = ()
     position: ReadPosition = ReadPosition()
-    changes: tuple[int, int] | None = None
+    facts: FactsVersion | None = None
 
 
 async def read_log_end(
@@ -34,7 +39,7 @@ async def read_log_end(
 ) -> LogEnd:
     """Return the end of a session's log, from the snapshot if it reaches far enough back.
 
-    ``namespace``: whose changes of facts are read, too.
+    ``namespace``: the facts whose version is read, too.
     """
     key = ("log_end", namespace)
     end = store.cache.get(session_id, key) or LogEnd()

@@ -95,7 +95,7 @@ class RecordSize(NamedTuple):
 
 
 class _RecordLimits(NamedTuple):
-    """The limits of messages, and the tokens of the summary and of recalled messages."""
+    """The limits of messages, and the most tokens of the summary, of recalled and of sticky messages."""
 
     messages: Limits
     summary_tokens: int
@@ -217,10 +217,10 @@ class CondensedMemoryBlock(LogBlock):
 
     @field_validator("sticky_token_limit")
     @classmethod
-    def _check_fields(cls, value: int | None, info: ValidationInfo) -> int | None:
-        """Return the last field after checking it against the fields before.
+    def _check_limits(cls, value: int | None, info: ValidationInfo) -> int | None:
+        """Check all limits together, at the last of them; ``info`` has the fields before it.
 
-        An error of the whole block would carry all fields, the model too.
+        A check of the whole block would put all fields into its error, the model too.
         """
         # A field that is missing here has failed its own check.
         with suppress(KeyError):
@@ -250,7 +250,8 @@ class CondensedMemoryBlock(LogBlock):
     ) -> Section:
         """Return the record for a question in parts; empty for a session without messages.
 
-        A memory on the same store gives its `snapshot` of the session.
+        Messages are recalled only if messages have left the record. A memory on the same
+        store gives its ``snapshot`` of the session.
         """
         await self.tokenizer_fn.load()
         session_id = self._see(session_id)
@@ -325,10 +326,11 @@ class CondensedMemoryBlock(LogBlock):
         """Return the newest media of the last turns within ``room`` tokens, oldest first.
 
         A line before each medium names its message. The media are of messages in the
-        record that was read last. ``roles`` are the roles of the active messages:
-        without a question there are no media, and each further question takes the place
-        of a turn. While the newest turn has no answer, there are none either. No media
-        stay in memory.
+        record that was read last. No media stay in memory.
+
+        ``roles``: the roles of the active messages. Without a question among them, or
+        while the newest turn of the record has no answer, there are no media. Each
+        question after the first takes the place of a turn.
         """
         questions = roles.count(MessageRole.USER.value)
         if not questions:
@@ -486,7 +488,7 @@ def _limits_of(fields: Mapping[str, Any]) -> _RecordLimits:
     if fields["recall_when"] == "never":
         recall = 0
     elif recall is None:
-        recall = _recall_share(token_limit, token_limit - reserved - MIN_ROOM)
+        recall = _recall_tokens(token_limit, token_limit - reserved - MIN_ROOM)
     reserved += recall
     free = token_limit - reserved - MIN_ROOM
     sticky = _sticky_tokens(fields, recall, max(free, 0))
@@ -500,8 +502,8 @@ def _limits_of(fields: Mapping[str, Any]) -> _RecordLimits:
     return _RecordLimits(limits, summary, recall, sticky)
 
 
-def _recall_share(token_limit: int, free: int) -> int:
-    """Return the default tokens of recalled messages, of a limit with ``free`` tokens.
+def _recall_tokens(token_limit: int, free: int) -> int:
+    """Return the default tokens of recalled messages, in a limit of which ``free`` tokens are left.
 
     They are a quarter of a limit up to 4,000, at least 150; 1,000 up to 8,000; an
     eighth of a larger limit, at most 2,000. They leave half of the free tokens. Where

@@ -1,1 +1,1 @@
-"""The checks of learned facts: the user's own words must say a fact."""
+"""The words behind a fact: read, compared and searched for secrets. ``learning.rejections`` decides by them."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.fact import Fact, utc_now
+from llama_index_memory_ext.facts.lines import counted_line, why_first
 from llama_index_memory_ext.facts.ranking import (
     FOR_QUESTION,
     IN_PROFILE,
@@ -14,9 +15,7 @@ from llama_index_memory_ext.facts.ranking import (
     Ranking,
     ShowableFacts,
     Weights,
-    counted_line,
     index_of,
-    why_first,
 )
 from llama_index_memory_ext.text.tokens import TokenCounter
 

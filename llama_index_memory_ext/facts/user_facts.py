@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.store import MemoryStore
     from llama_index_memory_ext.store.readers import Readers
+    from llama_index_memory_ext.store.rows import FactsVersion
     from llama_index_memory_ext.text.parts import Part
 
 
@@ -61,6 +62,7 @@ class _Choice(NamedTuple):
 class UserFacts:
     """The facts of one user that an agent sees, in the state that this process has read.
 
+    ``changes``: the last changes that were read, with the version of the facts.
     ``facts``: all facts by id, retired facts too.
     ``present``: the facts that hold until ``_holds_until``, with their ranker.
     ``past``: the facts that were true before.
@@ -122,13 +124,13 @@ class UserFacts:
         """The facts that a person has rejected."""
         return [fact for fact in self.facts.values() if fact.retired_by == "rejected"]
 
-    async def read(self, last_change: tuple[int, int] | None = None) -> Self:
+    async def read(self, stored: FactsVersion | None = None) -> Self:
         """Read changes from the store, and follow the clock.
 
-        No query is made if ``last_change``, the epoch and the number of the last change
-        in the store, was read before.
+        No query is made if the ``stored`` version of the facts was read before; None: it
+        is unknown.
         """
-        while last_change != (self.changes.epoch, self.changes.change):
+        while stored != (self.changes.epoch, self.changes.change):
             seen = self.changes
             changes = await self.store.facts.read(self.namespace, seen, view=self.view)
             if changes.fresh and not changes.facts:

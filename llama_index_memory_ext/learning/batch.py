@@ -51,9 +51,10 @@ class Due(NamedTuple):
 
     ``turns``: the number of unread turns.
     ``tokens``: the tokens of unread messages.
-    ``last_left``: the last row that has left the record; an unread message of the log that
-    has left it is due.
-    ``answered``: whether the current turn is read only if it has its answer.
+    ``last_left``: the last row that has left the record; an unread message of the log is
+    due once it has left.
+    ``answered``: whether the current turn waits for its answer; otherwise it is read
+    without one.
     """
 
     turns: int = 0
@@ -157,11 +158,13 @@ class BatchReader:
         texts = [sent_part(line) for line in lines[:end]]
         count = self.block.tokenizer_fn.count
         tokens = await asyncio.to_thread(lambda: list(map(count, texts)))
-        if len(rows) < _BATCH_ROWS:
-            if not any(starts):
-                self.user_facts.store.jobs.unread.discard(self.session_id)
-            if not end or not due.is_reached(rows[0], sum(starts), sum(tokens)):
-                return None
+        # A full page is read in any case: the rows behind it are not counted here.
+        is_full = len(rows) == _BATCH_ROWS
+        if not is_full and not any(starts):
+            self.user_facts.store.jobs.unread.discard(self.session_id)
+        is_due = end and due.is_reached(rows[0], sum(starts), sum(tokens))
+        if not (is_full or is_due):
+            return None
         end = batch_end(
             starts,
             tokens,
@@ -296,7 +299,7 @@ class BatchReader:
 def _end_of_turns(
     rows: Sequence[LogRow], lines: Sequence[Utterance], *, answered: bool
 ) -> int:
-    """Return how many of the rows can be read now; with ``answered``, only turns that have ended.
+    """Return how many of the rows, from the oldest on, can be read now; with ``answered``, only turns that have ended.
 
     A turn has ended when the assistant has said something that is no tool call, or when
     its question has left short-term memory. Only the last turn can be going on. A full

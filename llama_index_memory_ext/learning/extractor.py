@@ -70,8 +70,8 @@ class Extracted(NamedTuple):
     ``usage``: the calls of the model and their tokens; none if no model was asked.
     ``messages``: how many messages were read.
 
-    All fields but ``seconds`` and ``usage`` are empty if another process was faster. The
-    reply of a tool has only the first two.
+    If another process was faster, only ``seconds`` and ``usage`` are set. For the reply of
+    a tool, only ``changed`` and ``reply`` are set.
     """
 
     changed: Sequence[Fact] = ()
@@ -148,7 +148,7 @@ class Extractor:
         except StoreError:
             raise
         except Exception as error:
-            if await self._goes_on(error, batch):
+            if await self._store_failure(error, batch):
                 return Extracted()
             raise
 
@@ -301,7 +301,8 @@ class Extractor:
     ) -> Extracted:
         """Validate a reply beside the facts of the user; return the facts that it changes, not yet stored.
 
-        ``validate``: ``validate_reply`` with the reply and its lines.
+        ``validate``: ``validate_reply`` with all arguments that do not depend on stored
+        facts.
         ``review``: new facts are pending.
         """
         user_facts = self.user_facts
@@ -391,16 +392,16 @@ class Extractor:
         self.uncounted.clear()
         return used
 
-    async def _goes_on(self, error: Exception, batch: Batch) -> bool:
-        """Note a failure with the cursor; return whether the caller can go on at once."""
-        action, noted = after_failure(batch.progress, blame_of(error), batch.turns)
+    async def _store_failure(self, error: Exception, batch: Batch) -> bool:
+        """Store the progress after a failure with the cursor; return whether the next batch can be read at once."""
+        action, progress = after_failure(batch.progress, blame_of(error), batch.turns)
         unread = batch.unread
         position = unread.position
         turn = SetAside(batch.rows[0].id, batch.rows[-1].id, type(error).__name__)
         if action == "set aside":
-            noted = noted.without(turn)
+            progress = progress.without(turn)
             position = max(turn.last, position)
-        if noted == batch.progress:
+        if progress == batch.progress:
             return False
         is_stored = await self.user_facts.store.readers.move(
             self.session_id,
@@ -408,9 +409,11 @@ class Extractor:
             epoch=unread.epoch,
             old=unread.position,
             new=position,
-            state=noted.state,
+            state=progress.state,
         )
-        if is_stored and action == "set aside":
+        if not is_stored or action == "stop":
+            return False
+        if action == "set aside":
             logger.warning(
                 "No facts could be extracted from messages %d to %d of session %r (%s); they are set aside, "
                 "and the next ones are read. `await memory.abackfill(failed=True)` tries them again.",
@@ -419,7 +422,7 @@ class Extractor:
                 self.session_id,
                 turn.error,
             )
-        return is_stored and action != "stop" and (self.at_once or action != "pause")
+        return self.at_once or action != "pause"
 
     async def _send_event(self, extracted: Extracted) -> None:
         if not has_listeners():

@@ -1,9 +1,9 @@
 """The checks of the entries of a reply: each returns a ``Rejection`` or None.
 
-New facts must pass ``CHECKS``, which are about the quote, and then, in the words that
-are stored, ``STATED_CHECKS``. Facts from an agent's tool must pass ``TOOL_CHECKS``
-instead of ``CHECKS``, and entries that end a known fact ``ENDING_CHECKS``. The first
-rejection counts, so the cheapest checks stand first.
+The first rejection counts, so the cheapest checks stand first. A new fact passes two
+lists. ``CHECKS`` are about its form and its quote; for a fact of an agent's tool they
+are ``TOOL_CHECKS``, which begin with ``CHECKS``. ``STATED_CHECKS`` are about the words
+that are then stored. An entry that ends a known fact passes ``ENDING_CHECKS``.
 """
 
 from __future__ import annotations
@@ -93,8 +93,6 @@ class Ending(NamedTuple):
     is_request: bool
 
 
-# ---- new facts ----
-
 Checked = TypeVar("Checked")
 Check = Callable[[Candidate, Source], Rejection | None]
 
@@ -110,6 +108,9 @@ def first_rejection(
         if rejection:
             return rejection
     return None
+
+
+# ---- new facts ----
 
 
 def reject_unreadable(candidate: Candidate, _: Source) -> Rejection | None:

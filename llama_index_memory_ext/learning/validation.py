@@ -171,7 +171,7 @@ class _Validation:
             candidate = choose_wording(candidate, self.source)
             rejection = first_rejection(candidate, self.source, STATED_CHECKS)
         if rejection:
-            self.rejected.append(_naming(rejection, new.content))
+            self.rejected.append(_with_statement(rejection, new.content))
             return None
         return self._accept(candidate)
 
@@ -264,8 +264,8 @@ class _Validation:
         )
 
 
-def _naming(rejection: Rejection, content: str) -> Rejection:
-    """Return a rejection with the statement, unless that is too long or a secret is near."""
+def _with_statement(rejection: Rejection, content: str) -> Rejection:
+    """Return a rejection with the rejected statement, unless that is too long, or it or its quote has a secret."""
     is_secret = rejection.reason == "secret"
     if is_secret or len(content) > MAX_FACT or holds_secret(content):
         return rejection

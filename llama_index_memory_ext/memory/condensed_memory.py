@@ -322,13 +322,13 @@ class CondensedMemory(MemoryFields):
         initial_token_count: int = 0,
         **block_kwargs: Any,
     ) -> list[ChatMessage]:
-        """Return the messages for the model: the current turn, with the record in front of its question.
+        """Return the messages for the model: the current turn, with the memory in front of its question.
 
         Args:
-            input: The question. If it is not put yet, as by LlamaIndex's chat engines,
-                the caller has to send it behind these messages. A completed turn then
-                moves into the record, which comes as a user message that a short answer
-                follows.
+            input: The question. LlamaIndex's chat engines put their question only with
+                its answer: then the caller sends it behind these messages. A completed
+                turn moves into the record before. The memory is then a user's message,
+                and a short answer follows it.
             initial_token_count: Tokens of the limit that stay free.
             block_kwargs: Passed on to each block.
         """

@@ -41,9 +41,11 @@ if TYPE_CHECKING:
 class Turn(NamedTuple):
     """The current turn of a session, read for a prompt.
 
-    ``messages``: the active messages of the session; none if the question follows.
-    ``query``: the messages and the question, for which the blocks select their content.
-    ``question_follows``: the caller sends the question behind the prompt.
+    ``messages``: the active messages, which the prompt shows; none if the question
+    follows.
+    ``query``: the active messages, and the question if they lack it; the blocks select
+    their content for them.
+    ``question_follows``: whether the caller sends the question behind the prompt.
     """
 
     snapshot: Snapshot
@@ -92,12 +94,13 @@ async def _read_turn(memory: MemoryFields, question: ChatMessage | None) -> Turn
         return Turn(snapshot, messages, messages, question_follows=False)
     follows = False
     if not messages:
+        # A flush has moved an open turn, with its question, into the log.
         follows = not await _is_in_log(memory, question)
     elif ends_with_answer(messages):
+        follows = True
         await write(memory, [], len)
         snapshot = await _read_snapshot(memory)
         messages = [row.message for row in snapshot.active]
-        follows = True
     query = messages
     if not template.holds_question(messages, question):
         query = [*messages, question]
@@ -148,6 +151,7 @@ async def read_prompt(
     room = memory.token_limit - reserved - await tokens_of(memory, messages)
     contents = await _ask_blocks(memory, turn, room, unread, block_kwargs)
     fitted = await _fit(memory, contents, room, turn.messages)
+    # The media stand beside the content of the memory: without content there are none.
     roles = []
     if fitted.joined:
         roles = [message.role.value for message in turn.messages]
@@ -267,7 +271,7 @@ async def _join(
     split_contents = contents
     tokens_left = -1
     if isinstance(shape, template.MemoryBlocksTemplate):
-        split_contents = template.content_of(contents, memory.cache_points, turn)
+        split_contents = template.with_cache_points(contents, memory.cache_points, turn)
         tokens_left = room - template.max_tokens(contents, memory.tokenizer_fn)
     parts: list[tuple[str, list[ContentBlock]]] = []
     messages: list[ChatMessage] = []
@@ -306,7 +310,7 @@ def _block_to_truncate(
 
 
 def assemble(memory: MemoryFields, prompt: Prompt) -> list[ChatMessage]:
-    """Return the messages for the model, and remember what the memory shows in them."""
+    """Return the messages for the model; the memory keeps their sources and a hash of the question."""
     turn = prompt.turn
     fitted = prompt.fitted
     turn_messages = [template.without_our_tags(message) for message in turn.messages]
@@ -320,14 +324,13 @@ def assemble(memory: MemoryFields, prompt: Prompt) -> list[ChatMessage]:
     # An agent reads the memory once more after its answer, and sends that to no model.
     if not turn_messages or turn_messages[-1].role != MessageRole.ASSISTANT:
         memory._last_sources = prompt.sources
+    goes_on = _expects_more_calls(memory, turn.messages)
+    memory._question_hash = _hash_of_question(turn.messages)
     template.mark_for_cache(
-        messages,
-        memory.session_id,
-        memory.cache_points,
-        goes_on=_expects_more_calls(memory, turn.messages),
+        messages, memory.session_id, memory.cache_points, goes_on=goes_on
     )
     for message, row in zip(turn_messages, turn.snapshot.active, strict=False):
-        # A result of a tool that the program has put as the user's.
+        # A result of a tool goes to the model with the role that the program gave it.
         if row.is_code_output:
             message.role = MessageRole.USER
     return [template.without_blank_texts(message) for message in messages]
@@ -339,13 +342,16 @@ def _expects_more_calls(memory: MemoryFields, turn: list[ChatMessage]) -> bool:
     An agent asks again after each tool call, and may not put the results. An agent that
     used tools in the last turn is expected to use them again.
     """
-    last_hash = memory._question_hash
-    memory._question_hash = hash(body_of(turn[0])) if turn else 0
     if not turn:
         return False
-    if last_hash == memory._question_hash:
+    if memory._question_hash == _hash_of_question(turn):
         return True
     return memory.condensed_block.used_tools(memory.session_id)
+
+
+def _hash_of_question(turn: list[ChatMessage]) -> int:
+    """Return a hash of the question that begins a turn; 0 for no messages."""
+    return hash(body_of(turn[0])) if turn else 0
 
 
 def _sources_in(memory: MemoryFields, contents: dict[str, Any]) -> MemorySearchResult:

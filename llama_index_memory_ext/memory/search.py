@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.facts.book import check_top_k
-from llama_index_memory_ext.facts.ranking import IN_PROFILE, RankedFact, days_of
+from llama_index_memory_ext.facts.lines import days_of
+from llama_index_memory_ext.facts.ranking import IN_PROFILE, RankedFact
 
 if TYPE_CHECKING:
     from llama_index_memory_ext.blocks.record import CondensedMemoryBlock

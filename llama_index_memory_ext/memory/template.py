@@ -79,24 +79,24 @@ def _tagged(
     return [*content, TextBlock(text=text)]
 
 
-def content_of(
+def with_cache_points(
     contents: Mapping[str, Any],
     cache_points: CachePoints,
     messages: Sequence[ChatMessage],
 ) -> dict[str, Any]:
-    """Return the content of each memory block for LlamaIndex, the record as text blocks with cache points.
+    """Return the content of each memory block for LlamaIndex: sections as text blocks with cache points.
 
     A prompt has at most four cache points; the ``messages`` may have some already. A
     cache point follows the profile, if the points of the record leave two: a request
     may mark its end, too.
     """
-    used_points = cache_points_in(messages)
+    points_of_messages = cache_points_in(messages)
     split_contents = dict(contents)
-    points = used_points
+    points = points_of_messages
     for name, content in contents.items():
         if not (content and isinstance(content, Section)):
             continue
-        split_contents[name] = content_blocks(content, cache_points, used_points)
+        split_contents[name] = content_blocks(content, cache_points, points_of_messages)
         points += list(content.cache_marks.values()).count("point")
     has_profile = bool(contents.get(PROFILE_NAME))
     if cache_points and has_profile and points < MOST_CACHE_POINTS - 1:

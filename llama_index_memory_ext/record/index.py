@@ -66,6 +66,8 @@ _MOST_RANKED = 1_000
 _TIME_SHARE = 1.0
 # A question about now takes this share from the oldest message.
 _AGE_SHARE = 0.3
+# No log has this epoch, so a broken index is made anew.
+_BROKEN = -1
 _INDEXED_CHARACTERS = 20_000
 # A question about the record keeps at least this share of its budget.
 _LEAST_SHARE = 0.25
@@ -109,7 +111,8 @@ class Fitting(NamedTuple):
     """The messages that fit the budget of a question.
 
     Attributes:
-        messages: The messages to recall, within the asking share of the budget.
+        messages: The messages to recall, within the asking share of the budget, the
+            message with the most worth first.
         heat: The similarities of the messages within the whole budget, by their rows.
             Messages of several rows, and messages that must be clipped, are left out.
         record_rows: The first rows of messages in the record that match, too.
@@ -215,6 +218,15 @@ class MessageIndex:
     def today(self) -> date:
         """The current day in the time zone, or else at the offset of the newest message."""
         return now_in(self._time_zone or self._offset).date()
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the index must be made anew."""
+        return self.epoch == _BROKEN
+
+    def drop(self) -> None:
+        """Mark the index as broken."""
+        self.epoch = _BROKEN
 
     def add(self, rows: Iterable[LogRow]) -> None:
         """Index rows, oldest first; skip rows that are indexed."""

@@ -187,7 +187,8 @@ class RecordReader:
     async def with_short_results(self, session_id: str, window: Window) -> Window:
         """Return the window with a line for each tool result before the last ``keep_tool_results`` turns.
 
-        It is read anew before a cut, as every other process reads it after the cut.
+        A window with so many turns is read anew, as every other process reads it after
+        the cut.
         """
         turns = [
             entry.row_id
@@ -202,6 +203,7 @@ class RecordReader:
         )
 
     def _heat(self, session_id: str, window: Window) -> Heat:
+        """Return the heat of messages, as it is for the record of this window."""
         last = self.store.cache.get(session_id, ("heat", self))
         return heat_at(window.place, last, window.sticky_heat)
 
@@ -269,7 +271,7 @@ class RecordReader:
         if remembered and not remembered.is_continued_by(page):
             remembered = None
             page = await self._page(session_id, ReadPosition())
-        window = remembered or await self._empty(session_id, page)
+        window = remembered or await self._begin(session_id, page)
         if window is None:
             # Another process has moved the cursor since.
             return await self.read(session_id, results_from=results_from)
@@ -301,10 +303,10 @@ class RecordReader:
         return replace(window, entries=entries, seen=seen, offset=offset)
 
     async def move(self, session_id: str, window: Window, position: int) -> bool:
-        """Move the cursor, and store the summary of the window.
+        """Move the cursor, and store the summary of the window and its sticky messages; return whether it moved.
 
-        False if another process has moved the cursor, rows were deleted meanwhile, or
-        the database is busy.
+        It stays if another process has moved it, rows were deleted meanwhile, or the
+        database is busy.
         """
         state: dict[str, Any] = {
             "summary": window.summary,
@@ -352,7 +354,7 @@ class RecordReader:
             )
             send(event)
 
-    async def _empty(self, session_id: str, page: LogPage) -> Window | None:
+    async def _begin(self, session_id: str, page: LogPage) -> Window | None:
         """Return a window with the first instructions and the stored summary, but no entries yet.
 
         None if the cursor has moved since the page was read.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,6 +16,7 @@ from llama_index_memory_ext.background.locks import lock_for
 from llama_index_memory_ext.record.index import (
     CONTEXT_TURNS,
     SHORT_TOKENS,
+    Fitting,
     MessageIndex,
     RankedMessage,
     RecallBudget,
@@ -23,6 +25,7 @@ from llama_index_memory_ext.record.text import (
     earlier_section,
 )
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
+from llama_index_memory_ext.search.tfidf import suppress_failures
 from llama_index_memory_ext.store.readers import rows_in_epoch
 from llama_index_memory_ext.store.rows import LogRow, ReadPosition, Snapshot
 from llama_index_memory_ext.store.vectors import KeptVectors
@@ -103,11 +106,18 @@ class FoundMessage:
     is_whole: bool = True
 
 
-class _ShownMessage(NamedTuple):
-    """A message that a question has found, and the entries of its rows."""
+class _ReadMessage(NamedTuple):
+    """A found message, and the entries of its rows."""
 
     message: FoundMessage
     entries: list[Entry]
+
+
+class _ReadMatches(NamedTuple):
+    """The messages that were chosen for a question, and those of them that were read, in the same order."""
+
+    fitting: Fitting
+    messages: list[_ReadMessage]
 
 
 class RecalledMessages(NamedTuple):
@@ -124,11 +134,14 @@ class RecalledMessages(NamedTuple):
     is_cached: bool = False
 
 
-class _Recalled(NamedTuple):
-    """The last request in a session, all that decides which messages are recalled, and these messages."""
+class _LastRecall(NamedTuple):
+    """The last recall in a session.
+
+    ``request``: the values that decide which messages are recalled.
+    """
 
     request: tuple[object, ...]
-    messages: RecalledMessages
+    recalled: RecalledMessages
 
 
 @dataclass(frozen=True)
@@ -137,11 +150,12 @@ class MessageSearch:
 
     Equal searches of a store share the index of each session, in the cache of the store.
     With an ``embed_model``, messages are embedded in the background, and no question
-    waits for that.
+    waits for that. ``failures`` counts the failures of indexes by type.
     """
 
     reader: RecordReader
     embed_model: BaseEmbedding | None = field(default=None, repr=False, compare=False)
+    failures: Counter[str] = field(default_factory=Counter)
 
     @property
     def _settings(self) -> tuple[object, ...]:
@@ -233,38 +247,35 @@ class MessageSearch:
         )
         # An agent asks the same question again after each of its tool calls.
         key = ("recalled", *self._settings)
-        last: _Recalled | None = self.reader.store.cache.get(session_id, key)
+        last: _LastRecall | None = self.reader.store.cache.get(session_id, key)
         if last and last.request == request:
-            return last.messages._replace(is_cached=True)
+            return last.recalled._replace(is_cached=True)
         message_limit = max(int(limit * _MESSAGE_SHARE), min(limit, SHORT_TOKENS))
-        heat: dict[int, float] = {}
-        record_rows: set[int] = set()
 
-        def choose() -> list[RankedMessage]:
+        def choose() -> Fitting:
             fitting = index.fitting(
                 question, context, record_row, budget, message_limit
             )
-            heat.update(fitting.heat)
-            record_rows.update(fitting.record_rows)
-            return sorted(fitting.messages)
+            # By their rows: the oldest message comes first.
+            return fitting._replace(messages=sorted(fitting.messages))
 
-        shown_messages = await self._show(
+        matches = await self._read_matches(
             session_id, index, question, choose, message_limit
         )
-        if shown_messages is None:
+        if matches is None:
             # Rows were deleted after the record was read.
             return RecalledMessages()
-        self.reader.heat_up(session_id, window, heat)
-        recalled = recalled_messages(
-            shown_messages,
+        self.reader.heat_up(session_id, window, matches.fitting.heat)
+        recalled = arrange_recalled(
+            matches.messages,
             window,
-            record_rows,
+            matches.fitting.record_rows,
             index.today.isoformat(),
             budget.limit + tags,
         )
         # Vectors may come later, and a failed index is made anew.
         if index.embeddings is None and index.epoch == window.seen.epoch:
-            self.reader.store.cache.put(session_id, key, _Recalled(request, recalled))
+            self.reader.store.cache.put(session_id, key, _LastRecall(request, recalled))
         return recalled
 
     async def _current_index(
@@ -275,7 +286,10 @@ class MessageSearch:
         if snapshot and index:
             rows = snapshot.log_behind(ReadPosition(index.epoch, last_id=index.newest))
             if rows:
-                await self._add_rows(index, rows)
+                with suppress_failures(
+                    self.failures, "Earlier messages were not indexed", index.drop
+                ):
+                    await self._add_rows(index, rows)
                 self._keep(session_id, index)
         if index is None or index.epoch != seen.epoch or index.newest < seen.last_id:
             key = JobKey(session_id, self.reader.name)
@@ -305,45 +319,54 @@ class MessageSearch:
         page = await self.reader.store.readers.unread(
             session_id, "", with_active=True, after=index.newest
         )
-        messages = None
+        matches = None
         if page.epoch == index.epoch:
-            await asyncio.to_thread(index.add, answered_rows(page.rows))
+            await self._add_rows(index, answered_rows(page.rows))
             await self._prepare(session_id, index, [question])
-            messages = await self._show(
+            matches = await self._read_matches(
                 session_id,
                 index,
                 question,
-                lambda: index.ranked(question)[:most],
+                lambda: Fitting(index.ranked(question)[:most], {}),
                 min(message_limit, LONGEST_MESSAGE_TOKENS),
             )
-        if messages is None:
+        if matches is None and not index.is_broken:
             # Rows were deleted meanwhile.
             return await self.search(
                 session_id, question, most=most, message_limit=message_limit
             )
-        return [match.message for match in messages]
+        if matches is None:
+            return []
+        return [match.message for match in matches.messages]
 
-    async def _show(
+    async def _read_matches(
         self,
         session_id: str,
         index: MessageIndex,
         question: str,
-        choose: Callable[[], list[RankedMessage]],
+        choose: Callable[[], Fitting],
         limit: int,
-    ) -> list[_ShownMessage] | None:
-        """Return the chosen messages that can be shown; None if rows were deleted since they were indexed."""
+    ) -> _ReadMatches | None:
+        """Choose messages of the index, and read their rows; None if rows were deleted since they were indexed."""
 
-        def show(tx: Transaction) -> list[_ShownMessage] | None:
-            chosen = choose()
-            row_ids = [row_id for ranked in chosen for row_id in ranked.message.row_ids]
+        def choose_and_read(tx: Transaction) -> _ReadMatches | None:
+            fitting = Fitting([], {})
+            with suppress_failures(
+                self.failures, "Earlier messages were not found", index.drop
+            ):
+                fitting = choose()
+            row_ids: list[int] = []
+            for ranked in fitting.messages:
+                row_ids += ranked.message.row_ids
             rows = rows_in_epoch(tx, session_id, row_ids, index.epoch)
             if rows is None:
                 return None
-            return show_messages(index, question, chosen, rows, limit)
+            messages = read_messages(index, question, fitting.messages, rows, limit)
+            return _ReadMatches(fitting, messages)
 
         # One job in the thread of the connection: a change of threads costs more than a
         # statement, and the search may take longer than an event loop should be blocked.
-        return await self.reader.store.database.run(show, writes=False)
+        return await self.reader.store.database.run(choose_and_read, writes=False)
 
     async def _index_log(self, session_id: str) -> MessageIndex:
         """Return the index with all rows of the log; a new index if rows were deleted."""
@@ -382,7 +405,12 @@ class MessageSearch:
                 return True
 
     async def _add_rows(self, index: MessageIndex, rows: Sequence[LogRow]) -> None:
-        await asyncio.to_thread(index.add, rows)
+        try:
+            await asyncio.to_thread(index.add, rows)
+        except Exception:
+            # A part of the rows may be indexed.
+            index.drop()
+            raise
         if index.embeddings is not None:
             await index.embeddings.load()
 
@@ -455,17 +483,21 @@ def recall_budget(
     return RecallBudget(most, power, _IN_RECORD_SHARE, max(share, _STATEMENT_SHARE))
 
 
-def show_messages(
+def read_messages(
     index: MessageIndex,
     question: str,
     chosen: Iterable[RankedMessage],
     rows: Iterable[LogRow],
     limit: int,
-) -> list[_ShownMessage]:
-    """Return the chosen messages; of a message above ``limit`` tokens, the sentences with words of the question."""
+) -> list[_ReadMessage]:
+    """Return the chosen messages with their texts, in their order.
+
+    Of a message above ``limit`` tokens, the text is the sentences with words of the
+    question. A message without rows, or without a word within the limit, is left out.
+    """
     clip = index.clip_for(question)
     rows_by_id = {row.id: row for row in rows}
-    shown_messages = []
+    messages = []
     for message, similarity, tokens in chosen:
         stored = [rows_by_id[i] for i in message.row_ids if i in rows_by_id]
         entries = index.entries(stored, tokens, limit, clip)
@@ -479,12 +511,12 @@ def show_messages(
                 (stored[0].data.get("additional_kwargs") or {}).get(ID_KEY),
                 is_whole=tokens <= limit,
             )
-            shown_messages.append(_ShownMessage(found_message, entries))
-    return shown_messages
+            messages.append(_ReadMessage(found_message, entries))
+    return messages
 
 
-def recalled_messages(
-    messages: Sequence[_ShownMessage],
+def arrange_recalled(
+    messages: Sequence[_ReadMessage],
     window: Window,
     record_rows: Container[int],
     today: str,
@@ -492,8 +524,8 @@ def recalled_messages(
 ) -> RecalledMessages:
     """Return the messages, and a section without the sticky messages, within ``limit`` tokens.
 
-    The user's changes stand last. Changes in these rows of the record are repeated: a
-    small model otherwise answers with an older change.
+    The user's changes stand last. Changes in the matching rows of the record,
+    ``record_rows``, are repeated: a small model otherwise answers with an older change.
     """
     counter = window.counter
     recalled: list[Part] = []

@@ -102,10 +102,10 @@ class Remaining(NamedTuple):
 class DeletedUser(NamedTuple):
     """A user whose data is deleted.
 
-    ``namespaces``: the namespaces that are deleted.
+    ``namespaces``: the namespaces whose facts are all deleted.
     ``sessions``: the user's sessions, each with the users who stay there.
-    ``contents``: the facts of the user's words by their ids; None for a content that
-    cannot be decrypted.
+    ``contents``: the contents of the facts of the user's words, by the id of the fact;
+    None for a content that cannot be decrypted.
     """
 
     namespaces: set[str]
@@ -113,10 +113,11 @@ class DeletedUser(NamedTuple):
     contents: dict[str, str | None]
 
     def owns_words_of(self, namespace: str, row: Any, fact: Fact | None) -> bool:
-        """Return whether the row of a fact of another namespace is deleted; None for a fact that cannot be read.
+        """Return whether a fact of another namespace is of the user's words, and is deleted with them.
 
-        It is deleted if it is a copy of a fact of the user's words, or if the user said
-        it. A fact of an unknown speaker is deleted unless a user who stays owns it.
+        It is if it is a copy of a fact of the user's words, or if the user said it. A
+        fact of an unknown speaker counts as the user's unless a user who stays owns it.
+        ``row`` is the row of the ``fact``, which is None if it cannot be read.
         """
         users = self.sessions.get(row.session_id or "")
         is_unknown = users is not None and users.isdisjoint({row.said_by, namespace})
@@ -127,7 +128,12 @@ class DeletedUser(NamedTuple):
 
 
 class Forgotten(NamedTuple):
-    """A deleted user: the user's sessions, the namespaces whose facts lost words, and the deleted rows by kind."""
+    """The result of deleting a user.
+
+    ``sessions``: the user's sessions, and the sessions that the caller named.
+    ``namespaces``: the namespaces whose facts are deleted or may have lost words.
+    ``counts``: the number of deleted rows by kind.
+    """
 
     sessions: set[str]
     namespaces: set[str]
@@ -235,7 +241,7 @@ def _delete(
     namespaces: Collection[str],
     counts: Counter[str],
 ) -> dict[str, int]:
-    """Delete whole sessions and namespaces; return the ``counts`` of all deleted rows by kind."""
+    """Delete whole sessions and namespaces; add the deleted rows to the ``counts`` by kind, and return the totals."""
     names = {
         "keys": list(keys),
         "namespaces": list(namespaces),

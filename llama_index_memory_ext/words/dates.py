@@ -24,12 +24,13 @@ WEEKDAYS = str.split("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
 _CAPITALISED = frozenset({"en", "de"})
 # "The 20s" are 2020, and "the 30s" 1930.
 _LAST_DECADE = 20
+_DECADE_ENDS = ("s", "er", "代")
 # The days of a day, a week, a month and a year, in the order of the section "units".
 _WEEK_DAYS = 7
 _MONTH_DAYS = 30
 _UNIT_DAYS = (1, _WEEK_DAYS, _MONTH_DAYS, 365)
-# The month stands beside a number, or has a capital inside a sentence.
-_VERB_MAY = r"(?<!\d )(?:\bmay\b|(?<![\w,][ -])\bMay\b)(?!,? \d)"
+# The month stands beside a number or behind "in", or has a capital inside a sentence.
+_VERB_MAY = r"(?<!\d )(?<!\b(?:in|of) )(?<!\blast )(?<!\bsince )(?:\bmay\b|(?<![\w,][ -])\bMay\b)(?!,? \d)"
 
 
 class Day(NamedTuple):
@@ -369,7 +370,7 @@ def _past_period(sentence: str, today: date, *, is_short: bool) -> Period | None
     asks_past = _asks_past(plain)
     if not (asks_past or _is_own(plain, is_short=is_short)):
         return None
-    named = _periods_in(sentence, today, with_numbers=asks_past or is_short)
+    named = _periods_in(sentence, today, asks_past=asks_past or is_short)
     period = _spanned([*relative_periods(plain, today), *named])
     if asks_past:
         period = period or Period(date.min, today)
@@ -404,21 +405,30 @@ def _spanned(periods: Sequence[Period]) -> Period | None:
     return None
 
 
-def _periods_in(sentence: str, today: date, *, with_numbers: bool) -> Iterator[Period]:
+def _periods_in(sentence: str, today: date, *, asks_past: bool) -> Iterator[Period]:
     """Yield the periods that a sentence names, such as "before 2020".
 
-    A number alone is a year ``with_numbers``, or if a word before it says so.
+    In a sentence that does not ask about the past, a date without a year may be ahead,
+    and a number alone is a year only if a word before it says so.
     """
     for match in dates_in(sentence):
         ahead = sentence[: match.start].casefold()
-        is_number = sentence[match.start : match.end].isdigit()
-        if is_number and not (with_numbers or _has("year", ahead)):
+        written = sentence[match.start : match.end]
+        if written.isdigit() and not (asks_past or _has("year", ahead)):
             continue
         behind = sentence[match.end :]
         for day in match.readings:
-            period = period_of(day, today)
+            period = _period_written(day, written, today if asks_past else None)
             if period:
                 yield _bounded(period, ahead, behind, today)
+
+
+def _period_written(day: Day, written: str, today: date | None) -> Period | None:
+    """Return the period of a date in a sentence; of a decade, "the 90s", its ten years."""
+    period = period_of(day, today)
+    if period and day.month is None and written.endswith(_DECADE_ENDS):
+        return period._replace(end=date(period.end.year + 9, 12, 31))
+    return period
 
 
 def _bounded(period: Period, ahead: str, behind: str, today: date) -> Period:

@@ -20,7 +20,7 @@ from llama_index_memory_ext import (
     RelevantFactsBlock,
 )
 from llama_index_memory_ext.fact import retire
-from llama_index_memory_ext.facts.ranking import fact_line
+from llama_index_memory_ext.facts.lines import fact_line
 from tests.conversation import assistant, user
 from tests.learning.learning import Learns, as_report, learner
 from tests.memories import OpenMemory

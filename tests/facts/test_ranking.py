@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 from llama_index_memory_ext import CondensedMemory, RelevantFactsBlock, TokenCounter
 from llama_index_memory_ext.fact import Fact
 from llama_index_memory_ext.facts.explanation import Explanation, format_facts
+from llama_index_memory_ext.facts.lines import counted_line, fact_line
 from llama_index_memory_ext.facts.ranking import (
     FIRST_SHARE,
     Ranking,
     ShowableFacts,
     Weights,
-    counted_line,
     document_of,
-    fact_line,
     rank,
 )
 from llama_index_memory_ext.search.tfidf import Document, FactRanker, TfidfRanker

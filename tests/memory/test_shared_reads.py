@@ -15,7 +15,7 @@ from llama_index.core.llms import ChatMessage
 from benchmarks.messages import put_facts, sample_messages
 from llama_index_memory_ext import CondensedMemory, MemoryStore, TokenCounter
 from llama_index_memory_ext.agent_view import SHARED_FACTS
-from llama_index_memory_ext.facts.ranking import counted_line
+from llama_index_memory_ext.facts.lines import counted_line
 from llama_index_memory_ext.facts.user_facts import UserFacts
 from llama_index_memory_ext.search.tfidf import TfidfRanker
 from llama_index_memory_ext.store import cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,8 +21,10 @@ from llama_index_memory_ext import (
     MemoryStore,
     TokenCounter,
 )
+from llama_index_memory_ext.events import MemoryFailure
 from llama_index_memory_ext.record import recall
 from llama_index_memory_ext.record.reader import RecordReader
+from llama_index_memory_ext.record.recall import MessageSearch
 from llama_index_memory_ext.text.limits import Limits
 from llama_index_memory_ext.text.parts import EARLIER_CLOSING, EARLIER_OPENING
 from tests.conversation import (
@@ -498,6 +501,69 @@ async def test_a_reader_that_ends_late_takes_back_nothing_that_was_read_meanwhil
     forgotten = replace(earlier, seen=replace(earlier.seen, epoch=7))
     reader._keep("chat", forgotten)
     assert reader.window("chat") == forgotten
+
+
+# ---- an index that is broken ---------------------------------------------------------------------------
+
+
+async def test_a_failing_index_costs_no_answer_and_is_made_anew(
+    memory: CondensedMemory, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No known text makes ranking fail, so this reaches into the index."""
+    failures: list[MemoryFailure] = []
+    for number in range(3):
+        if number == 2:
+            memory.on_error = failures.append
+        assert CAROLINE in recalled(await ask(memory, f"Caroline, number {number}?"))
+        index = memory.condensed_block.index("chat")
+        assert index is not None
+        index.ranker = None  # type: ignore[assignment]
+        if number == 1:
+            await say(memory, user("Hm."), assistant("Well."))
+        prompt = sent_text(await memory.aget(input="What does Caroline breed?"))
+        assert "I see, 19." in prompt
+        assert number == 1 or CAROLINE not in recalled(prompt)
+    (line,) = [
+        entry.getMessage()
+        for entry in caplog.records
+        if entry.levelno >= logging.WARNING
+    ]
+    assert line.startswith("Earlier messages were not ")
+    assert "aroline" not in line
+    assert len(failures) == 1
+
+
+async def test_rows_that_a_failing_tokenizer_has_half_indexed_are_found_once() -> None:
+    failing: set[str] = set()
+
+    def tokenize(text: str) -> list[str]:
+        if failing.intersection(text.split()):
+            raise OSError("The tokenizer's file is busy.")
+        return text.split()
+
+    store = MemoryStore()
+    counter = TokenCounter(tokenizer_fn=tokenize)
+    reader = RecordReader(
+        store, "record", counter, room=900, limits=Limits(), recall_limit=400
+    )
+    search = MessageSearch(reader)
+
+    async def find() -> list[str]:
+        messages = await search.search("chat", "alpacas", most=9, message_limit=100)
+        texts = [message.text for message in messages]
+        return sorted(filter("Oh.".__ne__, texts))
+
+    texts = ["alpacas 1", "alpacas 2", "alpacas 3"]
+    await store.log.append("chat", [user(texts[0])], len)
+    await store.log.append("chat", [assistant("Oh.")], len)
+    await find()
+    await store.log.append("chat", [*map(user, texts[1:]), assistant("Oh.")], len)
+    failing.add("3")
+    with pytest.raises(OSError, match="busy"):
+        await find()
+    failing.clear()
+    assert await find() == texts
+    await store.aclose()
 
 
 # ---- with other limits ---------------------------------------------------------------------------------
