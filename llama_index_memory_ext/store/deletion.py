@@ -349,8 +349,9 @@ def forget_words(
     namespaces = set(reached) - user.namespaces
     tx.lock((), user.namespaces | namespaces)
     remaining = {}
-    if namespaces:
-        for key in user.sessions:
+    for key, users in user.sessions.items():
+        # Of a session without other users, nothing remains.
+        if users and namespaces:
             remaining[key] = _read_remaining(tx, key)
     counts: Counter[str] = Counter()
     for namespace in namespaces:

@@ -20,6 +20,7 @@ from llama_index_memory_ext import (
     RelevantFactsBlock,
 )
 from llama_index_memory_ext.agent_view import ALL_FACTS
+from llama_index_memory_ext.fact import ONLY_ENDS
 from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.store.schema import TABLES
 from llama_index_memory_ext.store.transaction import Transaction
@@ -182,6 +183,18 @@ async def test_a_team_forgets_a_person_and_keeps_the_others(store: MemoryStore) 
     assert "Annville" not in text
     assert text.count("I live in Bobville2") > 1
     assert (await store.facts.read("team", view=ALL_FACTS)).epoch
+
+
+async def test_a_fact_that_only_ends_a_fact_of_the_person_goes_with_it(
+    store: MemoryStore,
+) -> None:
+    """It repeats the words of the other one."""
+    await tell(on(store, "ann"), "I live in Annville1.")
+    (fact,) = (await store.facts.read("team")).facts
+    ends = Fact(content=f"No longer true: {fact.content}", said_as=ONLY_ENDS)
+    await store.facts.write("team", [ends])
+    await store.forget_user("ann", vacuum=False)
+    assert await contents(store, "team") == []
 
 
 async def test_a_person_is_found_by_the_facts_when_the_messages_are_gone(

@@ -10,6 +10,7 @@ from llama_index.core.llms import ChatMessage
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore, SettingError
+from llama_index_memory_ext.store.deletion import Remaining, without_words
 from llama_index_memory_ext.store.transaction import Transaction
 from tests.conversation import assistant, calling, record, result, sent_text, user
 from tests.databases import OpenStore
@@ -240,6 +241,15 @@ async def test_unread_messages_stay_until_they_are_read_or_named(
     await memory.aflush()
     assert likes(server.requests) == [["tea"], ["milk"]]
     await memory.facts_block.aclose()
+
+
+def test_a_quote_of_two_messages_leaves_a_fact_with_one_of_them() -> None:
+    fact = Fact(
+        content="Likes tea", quote="Tea.\nYes.", session_id="chat", message_ids=(1, 2)
+    )
+    remaining = without_words(fact, Remaining({2}, "\nYes.\n"))
+    assert (remaining.quote, remaining.message_ids) == ("", (2,))
+    assert remaining.session_id == "chat"
 
 
 async def test_a_deleted_word_leaves_the_facts_though_a_remaining_message_holds_it(

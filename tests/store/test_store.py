@@ -150,6 +150,30 @@ async def test_a_reader_moves_in_a_log_that_only_the_host_has_written(
     assert await store.readers.state("chat", "reader") == (place["new"], None)
 
 
+async def test_rows_of_another_session_are_not_returned_by_their_ids(
+    store: MemoryStore,
+) -> None:
+    for key in ("chat", "other"):
+        await store.log.append(key, [user(key)], len)
+    mine = await store.readers.find("chat")
+    (theirs,) = await store.readers.find("other")
+    assert await store.rows("chat", ids=[theirs.id, mine[0].id]) == mine
+
+
+async def test_a_reader_goes_on_behind_a_cursor_that_another_process_has_moved(
+    store: MemoryStore,
+) -> None:
+    await store.log.append("chat", [user("one"), user("two"), user("three")], len)
+    page = await store.readers.page("chat", "reader", ReadPosition(), limit=3)
+    first, second, third = page.rows
+    await store.readers.move(
+        "chat", "reader", epoch=page.epoch, old=0, new=second.id, state=None
+    )
+    seen = ReadPosition(page.epoch, 0, first.id)
+    page = await store.readers.page("chat", "reader", seen, limit=3)
+    assert (page.fresh, page.rows) == (True, [third])
+
+
 async def test_a_moved_cursor_hides_what_is_behind_it_from_its_reader_only(
     store: MemoryStore,
 ) -> None:
