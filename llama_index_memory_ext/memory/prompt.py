@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -270,10 +271,11 @@ async def _join(
     """Return the contents as one message, with the tokens that they leave of ``room``."""
     blocks_template = memory.memory_blocks_template
     split_contents = contents
-    tokens_left: int | None = None
+    # Unknown in a template of the program.
+    tokens = sys.maxsize
     if isinstance(blocks_template, template.MemoryBlocksTemplate):
         split_contents = template.with_cache_points(contents, memory.cache_points, turn)
-        tokens_left = room - template.max_tokens(contents, memory.tokenizer_fn)
+        tokens = template.max_tokens(contents, memory.tokenizer_fn)
     parts: list[tuple[str, list[ContentBlock]]] = []
     messages: list[ChatMessage] = []
     for name, content in split_contents.items():
@@ -285,12 +287,11 @@ async def _join(
         elif content:
             parts.append((name, content))
     joined = template.joined(blocks_template, parts)
-    if tokens_left is None or tokens_left < 0:
+    if tokens > room:
         # The bound of our template may be too high, never too low. The exact count is
         # slower.
         tokens = await tokens_of(memory, [*messages, ChatMessage(blocks=joined)])
-        tokens_left = room - tokens
-    return _FittedContents(contents, joined, messages, tokens_left)
+    return _FittedContents(contents, joined, messages, room - tokens)
 
 
 def _block_to_truncate(
