@@ -369,11 +369,12 @@ class RecordReader:
         room -= tokens_of(instructions)
         state = first.state or {}
         summary = str(state.get("summary") or "")
-        element = summary_element(
-            summary, self.summary_limit, self.counter, (self.name,)
-        )
+        limit = self.summary_limit
         if not self.summarize:
-            # A stored summary that is no longer extended takes room of messages.
+            # A stored summary that is no longer extended leaves half to messages.
+            limit = min(limit, room // 2)
+        element = summary_element(summary, limit, self.counter, (self.name,))
+        if not self.summarize:
             room -= element.tokens
         # The instructions count as messages.
         number = len(instructions)

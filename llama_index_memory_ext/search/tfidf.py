@@ -24,6 +24,7 @@ from llama_index_memory_ext.words.tokens import (
     checked_languages,
     indexed_words,
     is_function_word,
+    languages_by_word,
     languages_in,
     languages_of,
     related_terms,
@@ -347,8 +348,8 @@ class TfidfRanker:
             codes = languages_in(
                 {
                     word
-                    for word, posting in self._postings.items()
-                    if len(posting.rows) >= least
+                    for word in self._postings.keys() & languages_by_word().keys()
+                    if len(self._postings[word].rows) >= least
                 }
             )
         return tuple(code for code in codes if code != "en")

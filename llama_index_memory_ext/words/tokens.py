@@ -319,8 +319,8 @@ def _scores(plain: str) -> Mapping[str, float]:
 def _word_scores(words: set[str]) -> Mapping[str, float]:
     """Return a score for each language; a word counts as one, divided by the number of its languages."""
     scores = defaultdict[str, float](float)
-    for word in words & _languages_by_word().keys():
-        codes = _languages_by_word()[word]
+    for word in words & languages_by_word().keys():
+        codes = languages_by_word()[word]
         for code in codes:
             scores[code] += 1 / len(codes)
     return scores
@@ -359,7 +359,7 @@ def terms_in(text: str, codes: Sequence[str] = ()) -> tuple[str, ...]:
 
 
 @cache
-def _languages_by_word() -> Mapping[str, list[str]]:
+def languages_by_word() -> Mapping[str, list[str]]:
     """Return the languages of each function word, with and without its accents."""
     languages = defaultdict[str, list[str]](list)
     for code in LANGUAGES:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, timezone
+from datetime import date, datetime, timezone
 from typing import Any
 
 import pytest
@@ -13,10 +13,16 @@ from hypothesis import strategies as st
 from llama_index.core.llms import ChatMessage
 
 from llama_index_memory_ext import TokenCounter
-from llama_index_memory_ext.record.index import MessageIndex, RecallBudget
+from llama_index_memory_ext.record.index import (
+    IndexedMessage,
+    MessageIndex,
+    RecallBudget,
+    said_within,
+)
 from llama_index_memory_ext.store.rows import LogRow
 from llama_index_memory_ext.text.messages import storable
 from llama_index_memory_ext.text.parts import DAY_HEADING
+from llama_index_memory_ext.words.dates import Period
 from tests.conversation import assistant, calling, result, user
 
 COUNTER = TokenCounter()
@@ -346,7 +352,7 @@ talks = st.lists(
     ),
     max_size=12,
 )
-QUESTIONS = ("tea", "a printer in Lisbon", "zebra hail 绿茶", "message")
+QUESTIONS = ("tea", "my printer in Lisbon", "zebra hail 绿茶", "message")
 
 
 @given(talk=talks, sizes=st.lists(st.integers(1, 4), max_size=6))
@@ -379,6 +385,12 @@ def test_rows_in_pieces_give_the_same_answers_as_all_at_once(
         )
     assert in_pieces.turns == at_once.turns
     assert in_pieces.newest == at_once.newest
+
+
+def test_the_only_day_of_a_period_belongs_to_it() -> None:
+    messages = [IndexedMessage((1,), "2026-11-19"), IndexedMessage((2,), "2026-11-20")]
+    day = date(2026, 11, 19)
+    assert said_within(messages, [Period(day, day)]).tolist() == [1.0, 0.0]
 
 
 def test_the_best_comes_first_and_of_two_alike_the_newer() -> None:

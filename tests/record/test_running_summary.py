@@ -528,7 +528,8 @@ async def test_flushing_tries_again_at_once(
 
 
 @pytest.mark.parametrize(
-    "again", [{"summarize": False}, {"summarize": False, "condensed_token_limit": 900}]
+    "again",
+    [{}, {"condensed_token_limit": 900}, {"recall_token_limit": 1_800}],
 )
 async def test_an_old_summary_leaves_room(
     open_memory: OpenMemory, start_model: StartModel, again: dict[str, Any]
@@ -548,7 +549,9 @@ async def test_an_old_summary_leaves_room(
         [instructions, user(long), *turns(1, 6), user("question 7")]
     )
     await memory.aflush()
-    text = sent_text(await open_memory(**{**options, **again}).aget())
+    options |= {"summarize": False, **again}
+    text = sent_text(await open_memory(**options).aget())
+    assert "answer 6" in text
     assert "question 7" in text
     assert "long talk" in text
     assert COUNTER.count(text.partition("<relevant_facts>")[0]) <= 2_010
