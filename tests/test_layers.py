@@ -100,7 +100,6 @@ WITH_ONE_IMPORTER = {
     "apps/inspector/server.py": "needs the extra inspect",
     "memory/settings.py": "decides in plain functions, apart from the class that programs call",
     "record/summary.py": "is a request of its own, which is off by default",
-    "record/media.py": "reads pictures and files, apart from the texts",
     "record/sticky.py": "decides in plain functions, apart from the class that reads and stores",
     "store/deletion.py": "is one of the subjects of the store",
     "store/sessions.py": "is one of the subjects of the store",
