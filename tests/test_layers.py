@@ -75,8 +75,8 @@ MODULES = {
 }
 MOST_LEVELS = 11
 # Limits of the whole package: they only become lower. Comments and docstrings are free.
-MOST_TOKENS = 151_129
-MOST_TOKENS_PER_LINE = 7.6
+MOST_TOKENS = 144_341
+MOST_TOKENS_PER_LINE = 7.5
 HIGHEST_COMPLEXITY = 10
 # Files that only one other file imports, and why they are files.
 WITH_ONE_IMPORTER = {
