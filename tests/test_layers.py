@@ -75,8 +75,8 @@ MODULES = {
 }
 MOST_LEVELS = 11
 # Limits of the whole package: they only become lower. Comments and docstrings are free.
-MOST_TOKENS = 151_129
-MOST_TOKENS_PER_LINE = 7.6
+MOST_TOKENS = 144_341
+MOST_TOKENS_PER_LINE = 7.5
 HIGHEST_COMPLEXITY = 10
 # Files that only one other file imports, and why they are files.
 WITH_ONE_IMPORTER = {
@@ -100,7 +100,6 @@ WITH_ONE_IMPORTER = {
     "apps/inspector/server.py": "needs the extra inspect",
     "memory/settings.py": "decides in plain functions, apart from the class that programs call",
     "record/summary.py": "is a request of its own, which is off by default",
-    "record/media.py": "reads pictures and files, apart from the texts",
     "record/sticky.py": "decides in plain functions, apart from the class that reads and stores",
     "store/deletion.py": "is one of the subjects of the store",
     "store/sessions.py": "is one of the subjects of the store",

@@ -342,8 +342,9 @@ class MemoryToolSpec(BaseToolSpec):
                     problems.append(self._ask_which(candidates))
                 else:
                     user = display_name(self.memory.facts.namespace)
+                    words = self.memory.tokenizer_fn.clip(name, _SHOWN_TOKENS)
                     problems.append(
-                        f"Nothing was forgotten: {user!r} has no fact {escape_tags(name)!r} ({len(current)} facts). "
+                        f"Nothing was forgotten: {user!r} has no fact {escape_tags(words)!r} ({len(current)} facts). "
                         f"{_HOW_TO_NAME}"
                     )
             if chosen:

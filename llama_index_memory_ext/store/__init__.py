@@ -73,7 +73,9 @@ _UNSET: Any = None
 logger = logging.getLogger(__name__)
 
 
-_SELECT_DATA = "SELECT key, timestamp, role, status, data FROM {rows} ORDER BY id"
+_SELECT_DATA = """
+SELECT key, timestamp, role, status, data, user_id FROM {rows} ORDER BY id
+"""
 
 
 class MemoryStore(SQLAlchemyChatStore):
@@ -604,8 +606,12 @@ class MemoryStore(SQLAlchemyChatStore):
 
 
 def _read_data(tx: Transaction) -> list[Row]:
-    result = tx.execute(_SELECT_DATA).mappings()
-    return [dict(row) for row in result]
+    rows = [dict(row) for row in tx.execute(_SELECT_DATA).mappings()]
+    for row in rows:
+        # The host's table has no such column.
+        if not row["user_id"]:
+            del row["user_id"]
+    return rows
 
 
 def _statuses_of(status: MessageStatus | None) -> Sequence[str]:

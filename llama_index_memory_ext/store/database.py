@@ -45,8 +45,8 @@ _LEVELS = {"sqlite": "SERIALIZABLE", "postgresql": "READ COMMITTED"}
 # To make an index of a large table takes minutes.
 _MAKING_SECONDS = 600.0
 _INSERT_DATA = """
-INSERT INTO {rows} (key, timestamp, role, status, data)
-VALUES (:key, :timestamp, :role, :status, :data)
+INSERT INTO {rows} (key, timestamp, role, status, data, user_id)
+VALUES (:key, :timestamp, :role, :status, :data, :user_id)
 """
 # Any number that no other program uses for an advisory lock.
 _MAKING_LOCK = 7_453_010_323_281_277_817
@@ -256,7 +256,8 @@ class Database:
         tx = Transaction(conn, self.tables)
         mark(tx)
         if self._rows:
-            tx.execute(_INSERT_DATA, self._rows)
+            rows = [{"user_id": None, **row} for row in self._rows]
+            tx.execute(_INSERT_DATA, rows)
         self._rows = None
 
     def _locks_for(

@@ -379,6 +379,9 @@ def _forget_words_in(
             fact = stored[row.id]
             if row.session_id in remaining:
                 fact = without_words(fact, remaining[row.session_id])
+            if fact.replaced_by in deleted:
+                # The reason may quote the user.
+                fact = fact.model_copy(update={"retired_reason": None})
             if fact != stored[row.id]:
                 changed.append(fact)
     put_facts(tx, namespace, changed)

@@ -21,6 +21,8 @@ from llama_index_memory_ext.errors import LimitError
 from llama_index_memory_ext.text.entries import INSTRUCTION_ROLES, message_tokens
 from llama_index_memory_ext.text.limits import limits_of_messages, share_out
 from llama_index_memory_ext.text.messages import (
+    ASSISTANT_ROLES,
+    CALL_KEYS,
     RESULT_ROLES,
     ToolCall,
     calls_of,
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# Without these keys a message is no call or no result. Other keys that a provider has
+# added may be left out.
+_NEEDED_KWARGS = frozenset({*CALL_KEYS, "tool_call_id", "name"})
 # The blocks of a clipped message beside its text.
 _NEEDED_BLOCKS = (ToolCallBlock, ThinkingBlock, CachePoint)
 
@@ -105,16 +110,25 @@ def trim(
 
 
 def _complete_calls(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
-    """Return the messages without results that have no call and calls that lack a result."""
+    """Return the messages without results that have no call and calls that lack a result.
+
+    The text beside such a call stays, in a copy of its message. All other messages are
+    the same objects. Only assistants make calls.
+    """
     complete = []
     for caller, *results in tool_call_groups(messages):
         if caller.role in RESULT_ROLES:
             continue
         calls = calls_of(caller)
-        if _are_answered(calls, results):
+        is_caller = caller.role in ASSISTANT_ROLES
+        if is_caller and _are_answered(calls, results):
             complete += [caller, *results]
         elif not calls:
             complete.append(caller)
+        else:
+            copy = _without_calls(caller)
+            if has_content(copy):
+                complete.append(copy)
     return complete
 
 
@@ -127,6 +141,16 @@ def _are_answered(calls: Sequence[ToolCall], results: Sequence[ChatMessage]) -> 
     if any(call_ids) and any(result_ids):
         return call_ids == result_ids
     return len(call_ids) == len(result_ids)
+
+
+def _without_calls(message: ChatMessage) -> ChatMessage:
+    blocks = [block for block in message.blocks if not isinstance(block, ToolCallBlock)]
+    kwargs = {
+        key: value
+        for key, value in message.additional_kwargs.items()
+        if key not in CALL_KEYS
+    }
+    return message.model_copy(update={"blocks": blocks, "additional_kwargs": kwargs})
 
 
 def _newest(
@@ -188,7 +212,7 @@ def _clip_group(
 
 
 def _with_text(message: ChatMessage, text: str) -> ChatMessage:
-    """Return a copy with this text in place of its texts, without media."""
+    """Return a copy with this text in place of its texts, without media and the additions of its provider."""
     blocks: list[ContentBlock] = []
     for block in message.blocks:
         if isinstance(block, _NEEDED_BLOCKS):
@@ -196,4 +220,9 @@ def _with_text(message: ChatMessage, text: str) -> ChatMessage:
         elif isinstance(block, TextBlock) and text.strip():
             blocks.append(TextBlock(text=text))
             text = ""
-    return message.model_copy(update={"blocks": blocks})
+    kwargs = {
+        key: value
+        for key, value in message.additional_kwargs.items()
+        if key in _NEEDED_KWARGS
+    }
+    return message.model_copy(update={"blocks": blocks, "additional_kwargs": kwargs})

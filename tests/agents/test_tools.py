@@ -453,6 +453,8 @@ async def test_facts_are_forgotten_by_id_or_by_words(memory: CondensedMemory) ->
     assert f"[{green.id}] Likes green tea" in lines
     assert f"[{black.id}] Likes black tea" in lines
     assert lines[-1].startswith("Nothing was forgotten: 'ann' has no fact ")
+    long = await MemoryToolSpec(memory).aforget(["zebra " * 2_000], "Yes!")
+    assert len(long) < 1_500
     assert sorted(await active(memory)) == [
         "Is allergic to nuts",
         "Likes black tea",

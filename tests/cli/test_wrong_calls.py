@@ -43,7 +43,11 @@ TOOLS: list[tuple[str, dict[str, Any], str]] = [
         "limit: Input should be greater than or equal to 1",
     ),
     ("remember", {"content": "Likes tea"}, "quote: Field required. It takes: content"),
-    ("search_memory", {"query": 3_000 * "tea "}, "have 12,000 characters; send at most 10,000"),
+    (
+        "search_memory",
+        {"query": 3_000 * "tea "},
+        "have 12,000 characters; send at most 10,000",
+    ),
     ("forget", {"facts": 2_999 * ["tea"], "quote": "Forget it."}, "send at most"),
     ("forget", {"facts": [], "quote": "Forget it."}, "facts is empty"),
     ("forget_all", {}, "Unknown tool: forget_all"),

@@ -114,9 +114,9 @@ async def test_whoever_does_not_know_the_address_learns_nothing(
         await client.request(method, "sessions")
         for method in ("POST", "PUT", "DELETE", "OPTIONS")
     ]
-    assert {(answer.status_code, answer.text) for answer in answers} == {
-        (403, "Forbidden\n")
-    }
+    assert {answer.status_code for answer in answers} == {403}
+    (text,) = {answer.text for answer in answers}
+    assert "Open the address that `inspect` printed" in text
     assert len({tuple(sorted(answer.headers.items())) for answer in answers}) == 1
     assert (
         await client.get("sessions", headers={"Host": "localhost:8000"})

@@ -185,6 +185,20 @@ async def test_a_team_forgets_a_person_and_keeps_the_others(store: MemoryStore) 
     assert (await store.facts.read("team", view=ALL_FACTS)).epoch
 
 
+async def test_a_reason_goes_with_the_fact_that_has_replaced_another(
+    store: MemoryStore,
+) -> None:
+    await tell(on(store, "bob"), "I live in Bobville1.")
+    await tell(on(store, "ann"), "I live in Annville1.")
+    book = FactBook(store, "team")
+    newer, older = await book.alist(state="all")
+    await book.arestore(older.id)
+    await book.aretire(older.id, "Ann lives in Annville1", replaced_by=newer.id)
+    await store.forget_user("ann", vacuum=False)
+    assert await contents(store, "team") == ["Lives in Bobville1"]
+    assert "Annville" not in await stored(store)
+
+
 async def test_a_fact_that_only_ends_a_fact_of_the_person_goes_with_it(
     store: MemoryStore,
 ) -> None:

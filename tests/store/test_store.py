@@ -18,7 +18,7 @@ from sqlalchemy import event
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import Pool
 
-from llama_index_memory_ext import MemoryStore, StoreError
+from llama_index_memory_ext import CondensedMemory, MemoryStore, StoreError
 from llama_index_memory_ext.store.deletion import retain_messages
 from llama_index_memory_ext.store.marks import encrypt_within
 from llama_index_memory_ext.store.rows import ReadPosition, SessionAccess
@@ -328,6 +328,25 @@ async def test_a_store_can_be_copied_and_pickled(
         )
         assert said(await twin.get_messages("chat")) == ["one"]
         await twin.aclose()
+
+
+async def test_a_dump_of_a_database_in_memory_keeps_the_speakers(
+    open_store: OpenStore,
+) -> None:
+    """Rows without a speaker are as the host dumps them."""
+    store = open_store()
+    await store.add_message("alone", user("nobody"))
+    for name in ("ann", "bob"):
+        memory = CondensedMemory.from_defaults(
+            "chat", user_id=name, shared=True, chat_store=store, extract_facts=False
+        )
+        await memory.aput_messages([user(name), assistant("Noted.")])
+    dump = store.model_dump()
+    assert "user_id" not in dump["db_data"][0]
+    twin = MemoryStore(**dump)
+    speakers = {row.message.content: row.speaker for row in await twin.rows("chat")}
+    assert (speakers["ann"], speakers["bob"]) == ("ann", "bob")
+    await twin.aclose()
 
 
 @pytest.mark.parametrize("lends", [False, True], ids=["an address", "an engine"])

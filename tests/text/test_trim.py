@@ -116,8 +116,11 @@ def test_calls_of_every_kind_are_taken_out_where_they_are_not_answered() -> None
         for i in ("1", "2")
     ]
     twice = calling(("1", "f", {}), ("2", "f", {}), text="look")
-    twice.additional_kwargs.update(tool_calls=listed)
-    assert trim([twice]) == []
+    twice.additional_kwargs.update(tool_calls=listed, mood="good")
+    (message,) = trim([twice])
+    assert message.content == "look"
+    assert calls_of(message) == []
+    assert message.additional_kwargs == {"mood": "good"}
     assert twice.additional_kwargs["tool_calls"] == listed
 
     old = ChatMessage(

@@ -131,7 +131,11 @@ class Inspector:
 
 
 def _forbidden() -> Response:
-    return PlainTextResponse("Forbidden\n", 403)
+    # The same text for each reason, so that it tells nothing about the token.
+    return PlainTextResponse(
+        "Forbidden. Open the address that `inspect` printed; forms need --write and a browser of 2023 or later.\n",
+        403,
+    )
 
 
 async def _form(request: Request) -> dict[str, str]:
