@@ -29,7 +29,7 @@ from llama_index_memory_ext.store.address import (
     is_missing,
 )
 from llama_index_memory_ext.store.cache import StoreCache
-from llama_index_memory_ext.store.database import Database
+from llama_index_memory_ext.store.database import Database, read_data
 from llama_index_memory_ext.store.deletion import (
     SELECT_DUE,
     forget_session,
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
     from typing_extensions import Self
 
-    from llama_index_memory_ext.store.transaction import Transaction
     from llama_index_memory_ext.text.messages import Plan
 
 __all__ = ["DEFAULT_TABLE_NAME", "MemoryStore", "SessionInfo"]
@@ -71,11 +70,6 @@ _REWRITE_SECONDS = 3600
 _UNSET: Any = None
 
 logger = logging.getLogger(__name__)
-
-
-_SELECT_DATA = """
-SELECT key, timestamp, role, status, data, user_id FROM {rows} ORDER BY id
-"""
 
 
 class MemoryStore(SQLAlchemyChatStore):
@@ -214,7 +208,7 @@ class MemoryStore(SQLAlchemyChatStore):
         """Return the settings without the password, and the rows if they are kept in memory only."""
         dump = self._settings
         if self.database.in_memory:
-            dump["db_data"] = run(self.database.run(_read_data, writes=False))
+            dump["db_data"] = run(self.database.run(read_data, writes=False))
         return dump
 
     async def read_schema_version(self) -> int | None:
@@ -603,15 +597,6 @@ class MemoryStore(SQLAlchemyChatStore):
                 error,
             )
             return False
-
-
-def _read_data(tx: Transaction) -> list[Row]:
-    rows = [dict(row) for row in tx.execute(_SELECT_DATA).mappings()]
-    for row in rows:
-        # The host's table has no such column.
-        if not row["user_id"]:
-            del row["user_id"]
-    return rows
 
 
 def _statuses_of(status: MessageStatus | None) -> Sequence[str]:

@@ -44,6 +44,9 @@ T = TypeVar("T")
 _LEVELS = {"sqlite": "SERIALIZABLE", "postgresql": "READ COMMITTED"}
 # To make an index of a large table takes minutes.
 _MAKING_SECONDS = 600.0
+_SELECT_DATA = """
+SELECT key, timestamp, role, status, data, user_id FROM {rows} ORDER BY id
+"""
 _INSERT_DATA = """
 INSERT INTO {rows} (key, timestamp, role, status, data, user_id)
 VALUES (:key, :timestamp, :role, :status, :data, :user_id)
@@ -53,6 +56,16 @@ _MAKING_LOCK = 7_453_010_323_281_277_817
 # The places of the SQLite databases that the parent was using when it forked this
 # process.
 _in_use_by_parent: set[str] = set()
+
+
+def read_data(tx: Transaction) -> list[Row]:
+    """Return the rows of the chat table, as ``db_data`` holds them for another store."""
+    rows = [dict(row) for row in tx.execute(_SELECT_DATA).mappings()]
+    for row in rows:
+        # The host's table has no such column.
+        if not row["user_id"]:
+            del row["user_id"]
+    return rows
 
 
 class DatabaseIdentity(NamedTuple):
