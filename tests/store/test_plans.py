@@ -25,7 +25,7 @@ SESSIONS = 300
 # Statements that read whole tables, each with its reason.
 EVERY_SESSION = "lists the sessions of all users, for an operator"
 WHOLE_TABLE = {
-    "store/__init__.py _SELECT_DATA": "dumps a database in memory",
+    "store/database.py _SELECT_DATA": "dumps a database in memory",
     "store/sessions.py _SELECT_KEYS": EVERY_SESSION,
     "store/deletion.py SELECT_DUE": EVERY_SESSION,
     "store/facts.py _COUNT_FACTS": "lists all users, for an operator",
