@@ -63,7 +63,7 @@ SHORT_TOKENS = 100
 _LENGTH_POWER = 0.4
 _MOST_RANKED = 1_000
 # Whether a message tells a change takes 40 microseconds.
-_MOST_REPEATED = 20
+_MOST_REPEATED = 10
 # A message of the time that the question names gains this share of the best similarity.
 _TIME_SHARE = 1.0
 # A question about now takes this share from the oldest message.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from llama_index_memory_ext.words import (
     FUNCTION_WORDS,
@@ -50,6 +51,8 @@ def asks_about_now(text: str) -> bool:
     return _has("now", ends_of(text))
 
 
+# Each prompt asks for the same messages of a record.
+@lru_cache(maxsize=2_000)
 def tells_change(text: str) -> bool:
     """Return whether a text tells that something has changed.
 
