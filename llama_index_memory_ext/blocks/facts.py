@@ -441,8 +441,9 @@ class RelevantFactsBlock(LearningBlock):
         session_id = session_id or self._last_session
         await self.alearn(session_id)
         record = self._last_prompt(session_id).record
-        asked = Question(question, list(context))
-        ranking = await self._ranked(asked, session_id, record)
+        ranking = await self._ranked(
+            Question(question, list(context)), session_id, record
+        )
         return await asyncio.to_thread(explain, ranking, most)
 
     @property

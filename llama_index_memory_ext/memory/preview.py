@@ -219,5 +219,4 @@ def _elements(
         elements.append((kinds[name], text))
         opening = ""
     kind, text = elements.pop()
-    elements.append((kind, f"{text}</memory>\n\n"))
-    return elements
+    return [*elements, (kind, f"{text}</memory>\n\n")]

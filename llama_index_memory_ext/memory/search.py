@@ -60,10 +60,12 @@ async def search_session(
 ) -> MemorySearchResult:
     """Return the facts and the messages that match a question, best first."""
     results = MemorySearchResult()
-    if facts and question.strip():
+    if not question.strip():
+        return results
+    if facts:
         ranked = await facts.asearch(question, similarity_top_k=similarity_top_k)
         results = replace(results, facts=tuple(ranked))
-    if record and question.strip():
+    if record:
         similar = await record.asearch(
             question, session_id=session_id, most=similarity_top_k
         )

@@ -65,11 +65,11 @@ class MemoryLimits(NamedTuple):
 class StorePlace(NamedTuple):
     """Where a new store keeps its tables; the arguments of a ``MemoryStore``."""
 
-    async_database_uri: Address = None
-    table_name: str = DEFAULT_TABLE_NAME
-    async_engine: AsyncEngine | None = None
-    db_schema: str | None = None
-    encryption_key: EncryptionKey = None
+    async_database_uri: Address
+    table_name: str
+    async_engine: AsyncEngine | None
+    db_schema: str | None
+    encryption_key: EncryptionKey
 
 
 def limits_for(
@@ -182,10 +182,14 @@ def store_for(chat_store: MemoryStore | None, place: StorePlace) -> MemoryStore:
     """
     if chat_store is None:
         return MemoryStore(**place._asdict())
-    if place != StorePlace():
+    names = [
+        name
+        for name, value in place._asdict().items()
+        if value not in (None, DEFAULT_TABLE_NAME)
+    ]
+    if names:
         raise SettingError(
-            "chat_store already has a database, tables and keys; saw further arguments of them. Leave out one of the "
-            "two."
+            f"chat_store already has a database and tables; saw {', '.join(names)} beside it. Leave out one of them."
         )
     if not isinstance(chat_store, MemoryStore):
         raise StoreError(

@@ -112,7 +112,7 @@ class FoundMessage:
 
 
 class _ReadMessage(NamedTuple):
-    """A found message, and the entries of its rows."""
+    """A message that matches a question, and the entries of its rows."""
 
     message: FoundMessage
     entries: list[Entry]
@@ -304,9 +304,8 @@ class MessageSearch:
             self.jobs.start(key, index_log, _RETRY_SECONDS)
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self.jobs.wait(key), _INDEX_SECONDS)
-        cache = self.reader.store.cache
         for kind in ("index", "newest"):
-            usable_index: MessageIndex | None = cache.get(
+            usable_index: MessageIndex | None = self.reader.store.cache.get(
                 session_id, (kind, *self._settings)
             )
             # After a deletion, other rows may have the ids in the index.
@@ -337,14 +336,14 @@ class MessageSearch:
                 lambda: Fitting(index.ranked(question)[:most], {}),
                 min(message_limit, LONGEST_MESSAGE_TOKENS),
             )
-        if matches is None and not index.is_broken:
-            # Rows were deleted meanwhile.
-            return await self.search(
-                session_id, question, most=most, message_limit=message_limit
-            )
-        if matches is None:
+        if matches is not None:
+            return [match.message for match in matches.messages]
+        if index.is_broken:
             return []
-        return [match.message for match in matches.messages]
+        # Rows were deleted meanwhile.
+        return await self.search(
+            session_id, question, most=most, message_limit=message_limit
+        )
 
     async def _read_matches(
         self,

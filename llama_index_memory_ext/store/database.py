@@ -201,9 +201,12 @@ class Database:
 
     def _jobs_here(self) -> list[Job]:
         """Return the pending jobs that ``aclose`` awaits."""
-        here = self._lent and asyncio.get_running_loop()
         jobs = [job for job in list(pending) if job.owner == id(self)]
-        return [job for job in jobs if here in (None, job.answer.get_loop())]
+        if self._lent is None:
+            return jobs
+        return [
+            job for job in jobs if job.answer.get_loop() is asyncio.get_running_loop()
+        ]
 
     def _close(self) -> None:
         self._is_ready = False

@@ -51,7 +51,7 @@ def asks_about_now(text: str) -> bool:
     return _has("now", ends_of(text))
 
 
-# Each prompt asks for the same messages of a record.
+# Each prompt reads the same messages of its record again.
 @lru_cache(maxsize=2_000)
 def tells_change(text: str) -> bool:
     """Return whether a text tells that something has changed.
