@@ -268,11 +268,12 @@ class RelevantFactsBlock(LearningBlock):
             *question.context,
         )
         last = self._last_prompt(session_id)
-        facts = last.facts
-        if last.key != key:
-            queries = [question.text, *question.context]
+        facts = FactsForPrompt()
+        if last.key == key:
+            facts = last.facts
+        elif user_facts.facts:
             # Vectors that are missing now may be there for the next call.
-            if not await showable.prepare(queries):
+            if not await showable.prepare([question.text, *question.context]):
                 key = ()
             facts = await asyncio.to_thread(
                 self._fill, showable, question, surroundings
@@ -317,7 +318,7 @@ class RelevantFactsBlock(LearningBlock):
         seconds: float,
     ) -> None:
         """Let the facts of a prompt count for the next profile, and send an event about them."""
-        entries: list[RankedFact] = [*facts.profile.sources, *facts.question.sources]
+        entries = [*facts.profile.sources, *facts.question.sources]
         similarities = {entry.fact.id: entry.similarity for entry in entries}
         reader = self.profile_reader_of(session_id)
         user_facts.heat_up(reader, session_id, similarities)

@@ -239,11 +239,9 @@ class MessageIndex:
                 return
             indexed_rows = len(self._last_rows)
             groups = [self._last_rows]
+            turns = turns_in([row.message for row in new], self.turns)
+            self.turns = turns[1 - CONTEXT_TURNS :]
             for row in new:
-                speech = spoken(row.message)
-                if speech:
-                    turns = turns_in([row.message], self.turns)
-                    self.turns = turns[1 - CONTEXT_TURNS :]
                 if row.is_result:
                     groups[-1].append(row)
                 else:
@@ -448,7 +446,8 @@ def _is_indexed(row: LogRow) -> bool:
 
 
 def _words_of(row: LogRow) -> str:
-    words = spoken(row.message) or body_of(row.message)
+    message = row.message
+    words = spoken(message) or body_of(message)
     return words[:_INDEXED_CHARACTERS]
 
 
