@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 at_fork = getattr(os, "register_at_fork", lambda **_: None)
 # How many seconds a fork waits for other threads.
 FORK_SECONDS = 2.0
-_TRY_SECONDS = 0.02
-# The seconds between two looks at a state that no event reports.
+# The seconds between two looks at a state that no event reports, or at a lock.
 LOOK_SECONDS = 0.01
 
 _locks: WeakKeyDictionary[
@@ -32,22 +31,10 @@ def lock_for(*name: Hashable) -> asyncio.Lock:
     return locks.setdefault(name, asyncio.Lock())
 
 
-def import_lock() -> Any:
-    """Return a lock to import a module in a thread, for which a fork waits as long as it takes.
-
-    Otherwise, its child would wait for ever for the thread that imports.
-    """
-    lock = threading.RLock()
-    at_fork(
-        before=lock.acquire,
-        after_in_parent=lock.release,
-        after_in_child=lock.release,
-    )
-    return lock
-
-
-# All locks of ``thread_lock``, and the locks that this process holds while it forks.
+# All locks of ``thread_lock`` and ``import_lock``; of these, the locks of imports; and
+# the locks that this process holds while it forks.
 _thread_locks: WeakSet[Any] = WeakSet()
+_import_locks: WeakSet[Any] = WeakSet()
 _registering = threading.RLock()
 _held_over_fork: list[Any] = []
 
@@ -64,28 +51,55 @@ def thread_lock() -> Any:
     return lock
 
 
+def import_lock() -> Any:
+    """Return a lock to import a module in a thread, for which a fork waits as long as it takes.
+
+    Otherwise, its child would wait for ever for the thread that imports.
+    """
+    lock = thread_lock()
+    _import_locks.add(lock)
+    return lock
+
+
 def _hold_locks() -> None:
-    """Acquire all thread locks; after ``FORK_SECONDS``, only the free locks."""
-    _registering.acquire()
-    locks = list(_thread_locks)
+    """Acquire all locks; after ``FORK_SECONDS``, only the free locks and those of imports."""
     end = time.monotonic() + FORK_SECONDS
     while True:
-        held = [lock for lock in locks if lock.acquire(timeout=_TRY_SECONDS)]
-        if len(held) == len(locks) or time.monotonic() > end:
-            break
-        # The thread that holds the missing lock may wait for one of the held locks.
-        for lock in held:
-            lock.release()
-    _held_over_fork.extend(held)
+        _registering.acquire()
+        _held_over_fork.append(_registering)
+        _held_over_fork.extend(
+            lock for lock in _thread_locks if lock.acquire(timeout=LOOK_SECONDS)
+        )
+        missing = _missing_locks()
+        if time.monotonic() > end:
+            missing.intersection_update(_import_locks)
+        if not missing:
+            return
+        # The thread that holds the missing lock may wait for one of the others.
+        _release_locks()
+        time.sleep(LOOK_SECONDS)
+
+
+def _missing_locks() -> set[Any]:
+    return set(_thread_locks).difference(_held_over_fork)
 
 
 def _release_locks() -> None:
     for lock in _held_over_fork:
         lock.release()
     _held_over_fork.clear()
-    _registering.release()
+
+
+def _free_locks_in_child() -> None:
+    """Release the locks; those that a thread of the parent holds begin anew."""
+    missing = _missing_locks()
+    _release_locks()
+    for lock in missing:
+        lock._at_fork_reinit()  # noqa: SLF001 - as the locks of the standard library
 
 
 at_fork(
-    before=_hold_locks, after_in_parent=_release_locks, after_in_child=_release_locks
+    before=_hold_locks,
+    after_in_parent=_release_locks,
+    after_in_child=_free_locks_in_child,
 )

@@ -219,17 +219,12 @@ def threads_for(place: str, width: int, database: Forkable) -> Threads:
         return _threads.setdefault((place, width), Threads(width))
 
 
-def _all_databases() -> list[Forkable]:
-    with _guard:
-        return list(_databases)
-
-
 def _prepare_fork() -> None:
     """Begin no more jobs, wait a while for jobs on SQLite, and close the connections to SQLite files."""
     with _guard:
         Threads.forks_under_way += 1
+        databases = list(_databases)
     end = time.monotonic() + FORK_SECONDS
-    databases = _all_databases()
     while databases and time.monotonic() < end:
         databases = [base for base in databases if not base.close_before_fork()]
         if databases:
@@ -246,12 +241,11 @@ def _go_on_in_parent() -> None:
 
 def _begin_in_child() -> None:
     Threads.forks_under_way = 0
-    objects_of_parent.extend([list(pending), list(_threads.values())])
+    objects_of_parent.extend([*pending, *_threads.values()])
     pending.clear()
     _threads.clear()
-    for database in _all_databases():
-        engine = database.begin_in_child()
-        objects_of_parent.append(engine)
+    for database in _databases:
+        objects_of_parent.append(database.begin_in_child())
 
 
 # Registered after ``_hold_locks``, so that ``_prepare_fork`` runs before it: jobs that

@@ -109,3 +109,108 @@ def test_a_fork_waits_for_locks_of_threads_which_are_free_in_the_child(
 ) -> None:
     done = run_forked(FORKED, folder=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+HELD_TOO_LONG = """
+import os, signal, threading, warnings
+from llama_index_memory_ext.background import locks
+
+warnings.filterwarnings("ignore", category=DeprecationWarning)
+locks.FORK_SECONDS = 0.05
+lock, is_held, may_end = locks.thread_lock(), threading.Event(), threading.Event()
+
+def hold():
+    with lock:
+        is_held.set()
+        may_end.wait()
+
+holder = threading.Thread(target=hold)
+holder.start()
+is_held.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    with lock:
+        pass
+    os._exit(0)
+assert not lock.acquire(blocking=False)
+may_end.set()
+holder.join()
+assert lock.acquire(blocking=False)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_a_lock_that_a_thread_holds_too_long_is_free_in_the_child_only(
+    tmp_path: Path,
+) -> None:
+    done = run_forked(HELD_TOO_LONG, folder=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+REGISTERING = """
+import os, signal, threading, time, warnings
+from llama_index_memory_ext.background import locks
+
+warnings.filterwarnings("ignore", category=DeprecationWarning)
+# A fork that waited for its end would take longer than the test.
+locks.FORK_SECONDS = 300
+lock, is_over = locks.thread_lock(), threading.Event()
+
+def register():
+    while not is_over.is_set():
+        with lock:
+            locks.thread_lock()
+
+thread = threading.Thread(target=register)
+thread.start()
+for _ in range(20):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        with lock:
+            locks.thread_lock()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+is_over.set()
+thread.join()
+"""
+
+
+def test_a_fork_does_not_wait_for_a_thread_that_makes_a_lock_while_it_holds_another(
+    tmp_path: Path,
+) -> None:
+    """As a thread that opens a second store does."""
+    done = run_forked(REGISTERING, folder=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+IMPORTING = """
+import os, threading, warnings
+from llama_index_memory_ext.background import locks
+
+warnings.filterwarnings("ignore", category=DeprecationWarning)
+locks.FORK_SECONDS = 0.05
+lock, is_held, steps = locks.import_lock(), threading.Event(), []
+
+def load():
+    with lock:
+        is_held.set()
+        # Longer than a fork waits for other threads.
+        threading.Event().wait(10 * locks.FORK_SECONDS)
+        steps.append("loaded")
+
+thread = threading.Thread(target=load)
+thread.start()
+is_held.wait()
+child = os.fork()
+if child == 0:
+    os._exit(0 if steps and lock.acquire(blocking=False) else 1)
+assert os.waitpid(child, 0)[1] == 0
+thread.join()
+"""
+
+
+def test_a_fork_waits_for_an_import_as_long_as_it_takes(tmp_path: Path) -> None:
+    done = run_forked(IMPORTING, folder=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
