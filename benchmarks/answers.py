@@ -17,7 +17,7 @@ that is still true. The memories that ask the model to learn or to summarize hav
 about them. The buffer is asked for its prompt once, at the end, and so summarizes once. The vector block embeds with
 the local e5.
 
-Two memories are asked once more with a system prompt that forbids guessing ("no guessing").
+Two memories are asked once more with a system prompt that forbids guessing ("without guessing").
 
 Each wrong answer is printed with what was wrong: the prompt does not have the value ("not recalled"), the answer says
 that it is not known although the prompt has the value ("overlooked"), or it has another value ("not understood").
@@ -83,8 +83,8 @@ WITHOUT_FACTS = "CondensedMemory without facts"
 ADDED_FACTS = "CondensedMemory with added facts"
 LEARNING = "CondensedMemory that learns"
 LEARN = (LEARNING, FACTS, SUMMARY_BUFFER)
-HOST_NO_GUESSING = f"{HOST}, no guessing"
-OURS_NO_GUESSING = f"{WITHOUT_FACTS}, no guessing"
+HOST_NO_GUESSING = f"{HOST} without guessing"
+OURS_NO_GUESSING = f"{WITHOUT_FACTS} without guessing"
 NOT_RECALLED, OVERLOOKED, NOT_UNDERSTOOD = (
     "not recalled",
     "overlooked",
