@@ -40,19 +40,19 @@ class EncryptionError(StoreError):
 
 
 class SessionOwnerError(StoreError):
-    """A session that holds words of another user, and that both users have not opened as shared."""
+    """A session that holds words of another user, and is not shared by both users."""
 
 
 class StoreTimeoutError(StoreError):
     """A call of the store that has taken longer than its ``operation_timeout``; ``operation`` names the call.
 
-    The database goes on with the call. Whether a write was stored is unknown.
+    The database continues the call. Whether a write was stored is unknown.
     """
 
     def __init__(self, operation: str, seconds: float, *, writes: bool = True) -> None:
         outcome = ""
         if writes:
-            outcome = " Whether it was stored is unknown: look before you repeat it."
+            outcome = " Whether it was stored is unknown: check before you repeat it."
         super().__init__(
             f"The database has not answered within {seconds:g} s ({operation}).{outcome} Check whether it is "
             "reachable, overloaded or locked by another program, or give it more time: "
@@ -65,7 +65,7 @@ class StoreTimeoutError(StoreError):
 
 
 class MessageError(MemoryExtError, TypeError):
-    """An argument that is no LlamaIndex ``ChatMessage`` and cannot be read as a message."""
+    """An argument that is not a LlamaIndex ``ChatMessage`` and cannot be read as one."""
 
 
 class LayoutError(MemoryExtError, ValueError):
@@ -73,11 +73,11 @@ class LayoutError(MemoryExtError, ValueError):
 
 
 class FactError(MemoryExtError, ValueError):
-    """A fact that does not exist, or an imported entry that is no fact."""
+    """A fact that does not exist, an invalid field, or an imported entry that is not a fact."""
 
 
 class TurnError(MemoryExtError):
-    """A turn that is opened inside itself and would never begin."""
+    """A turn inside a turn of the same session, which would wait forever."""
 
 
 _FACTS = '[{"message": 1, "quote": "..."}]'
@@ -93,7 +93,7 @@ class FactReplyError(MemoryExtError, ValueError):
     def __init__(self, reply: str, problem: str = "") -> None:
         detail = f" ({problem})" if problem else ""
         super().__init__(
-            f"Expected JSON such as {_FACTS}, or an empty answer for nothing new; saw {len(reply)} characters "
+            f"Expected JSON such as {_FACTS}, or an empty answer for nothing new; got {len(reply)} characters "
             f"in which there is none{detail}. `reply` of this error holds them."
         )
         self.reply = reply
@@ -115,14 +115,14 @@ class NoModelError(MemoryExtError, ValueError):
 
 
 class SummaryReplyError(MemoryExtError, ValueError):
-    """A model's answer that is no summary, for this ``reason``.
+    """A model's answer that is not a summary, for this ``reason``.
 
     ``reply``: the text of the answer, which the message of the error never quotes.
     """
 
     def __init__(self, reply: str, reason: str) -> None:
         super().__init__(
-            f"Expected the text of a summary; saw {len(reply)} characters that were rejected: {reason}. "
+            f"Expected the text of a summary; got {len(reply)} characters that were rejected: {reason}. "
             "The last summary stays. `reply` of this error holds the answer."
         )
         self.reply = reply

@@ -127,9 +127,9 @@ class FactsInjectedEvent(MemoryEvent):
     ``agent_id``: the agent that sees the facts; None: shared facts.
     ``fact_ids``: the facts that are shown, in their order.
     ``known``: the number of active facts, shown or not.
-    ``profile_fact_ids``: the facts in front of the record; they are in ``fact_ids``, too.
+    ``profile_fact_ids``: the facts before the record; they are also in ``fact_ids``.
     ``tokens``: tokens of the facts that are shown.
-    ``profile_tokens``: tokens of the facts in front of the record.
+    ``profile_tokens``: tokens of the facts before the record.
     ``token_limit``: most tokens of the facts.
     ``seconds``: of the work.
     """
@@ -166,11 +166,11 @@ class MessagesRecalledEvent(MemoryEvent):
 
 
 class JobFailedEvent(MemoryEvent):
-    """Work in the background has failed. Nothing is lost, and it is tried again.
+    """Work in the background has failed. Nothing is lost, and the work is retried.
 
     ``error``: the type of the error; its text may quote messages.
     ``failures``: failures in a row, in this process.
-    ``retry_seconds``: the pause; None: the next start tries again.
+    ``retry_seconds``: the pause; None: the next start retries it.
     ``prompt_tokens``, ``completion_tokens``: tokens of the calls that no other event
     counts, as the provider reports them.
     """

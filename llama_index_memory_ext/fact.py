@@ -60,9 +60,7 @@ def utc_now() -> datetime:
 
 def _not_blank(value: str) -> str:
     if not value.strip():
-        raise ValueError(
-            "a fact needs words: expected content with a visible character, saw none"
-        )
+        raise ValueError("expected text with a visible character, got none")
     return value
 
 
@@ -123,7 +121,7 @@ def _as_stored(value: object) -> Any:
     size = len(text.encode(errors="replace"))
     if size > _METADATA_BYTES:
         raise ValueError(
-            f"expected at most {_METADATA_BYTES} bytes as JSON, saw {size}"
+            f"expected at most {_METADATA_BYTES} bytes as JSON, got {size}"
         )
     return clean(json.loads(text))
 
@@ -149,12 +147,12 @@ class Fact(BaseModel):
     Only ``content`` is required. In texts, lone surrogates and NUL become U+FFFD, and a
     pair of surrogates becomes its character. Invisible characters (controls, zero-width
     and bidirectional characters, tags) are removed from all texts but ids. Datetimes
-    need a time zone, whose offset tells the day.
+    need a time zone, whose offset decides the day.
 
     Raises:
         FactError: Blank content or category, an unknown field, a confidence outside
             0..1, or a datetime without a time zone. ``model_validate`` raises
-            pydantic's own error, in which the values stand.
+            pydantic's own error, which contains the values.
 
     Examples:
         >>> fact = Fact(content="Prefers pytest", category="preference", pinned=True)
@@ -198,9 +196,7 @@ class Fact(BaseModel):
     valid_until: date | None = optional(
         "The last day on which it was true, if that was said."
     )
-    expires_at: Moment | None = optional(
-        "The time from which it is not shown any more."
-    )
+    expires_at: Moment | None = optional("The time from which it is no longer shown.")
     session_id: Text | None = optional("The session in which the user stated it.")
     message_ids: tuple[int, ...] = Field(
         default=(), description="The rows of the log in which the user stated it."
@@ -212,13 +208,13 @@ class Fact(BaseModel):
         "stated, confirmed (a yes to the assistant), planned or past; None: unknown, as by hand."
     )
     source: Visible = Field(
-        default="", description="The text around the quote; it finds the fact, too."
+        default="", description="The text around the quote; it also finds the fact."
     )
     words_deleted_at: Moment | None = optional(
-        "When messages that state it, or are around it, and their words here were deleted."
+        "When words of its quote or source were deleted, with their messages."
     )
     imported_from: Visible | None = optional(
-        "The program of the export that it was converted from; None: none."
+        "The program from whose export it was converted; None: not converted."
     )
     retired_at: Moment | None = optional("The time from which it is no longer true.")
     retired_reason: Visible | None = optional("Why it is no longer true.")
@@ -237,7 +233,7 @@ class Fact(BaseModel):
     tags: tuple[Tag, ...] = Field(
         default=(),
         max_length=20,
-        description="Labels that find it, of at most 100 characters.",
+        description="Labels to filter by, of at most 100 characters.",
     )
     metadata: Metadata = Field(
         default_factory=dict,
@@ -278,7 +274,7 @@ class Fact(BaseModel):
 
     @property
     def retired(self) -> bool:
-        """Whether the fact is kept for ``arestore``, and never shown as if it held.
+        """Whether the fact is kept for ``arestore``, and never shown as if it were true.
 
         A retired fact has the state "past" if another fact has replaced it, or the user
         has said that it is over.
@@ -302,13 +298,13 @@ class Fact(BaseModel):
         return min(filter(None, days), default=None)
 
     def expired(self, now: datetime) -> bool:
-        """Return whether ``expires_at`` has come. An expired fact is neither shown nor searched."""
+        """Return whether ``expires_at`` has passed. An expired fact is neither shown nor searched."""
         return self.expires_at is not None and self.expires_at <= now
 
     def state(self, now: datetime) -> FactState:
         """Return the state of the fact at a time: "present", "past", "retired", "expired" or "pending".
 
-        The zone of ``now`` tells today. A fact is past after the day ``valid_until``,
+        The zone of ``now`` decides which day is today. A fact is past after the day ``valid_until``,
         and after a change: another fact has replaced the fact, or the user has said
         that it is over. A fact is retired if it was forgotten, never true, retired by
         hand, or not approved.

@@ -152,9 +152,9 @@ def check_id(name: str, value: object) -> None:
     if not isinstance(value, str) or not value or not _is_plain(value):
         remedy = "Data under such an id can be deleted: MemoryStore.forget_user."
         if not isinstance(value, str):
-            remedy = f"Pass a text, such as str({name})."
+            remedy = f"Pass a str, such as str({name})."
         raise SettingError(
-            f"{name} must be a text with no blanks around it and no lone surrogates, and must not be empty; saw "
+            f"{name} must be a str that is not empty, without spaces around it or lone surrogates; got "
             f"{describe_value(value, with_text=True)}. {remedy}"
         )
 
@@ -180,7 +180,7 @@ def checked_zone(value: Any) -> tzinfo | None:
         description = describe_value(value, with_text=True)
     raise SettingError(
         'time_zone must be a name of the IANA database, such as "Europe/Paris", or a tzinfo; '
-        f"saw {description}. Correct the name, or on a machine without a zone database: pip install tzdata."
+        f"got {description}. Correct the name, or on a machine without a zone database: pip install tzdata."
     )
 
 
@@ -236,7 +236,7 @@ def _refusal(
         return raised(f"{name}: {cause}")
     meaning = f'It is: "{about(field)}" ' if about(field) else ""
     return raised(
-        f"{name} {expected}; saw {_seen(problems)}. {meaning}{_advice(field)}"
+        f"{name} {expected}; got {_seen(problems)}. {meaning}{_advice(field)}"
     )
 
 

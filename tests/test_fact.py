@@ -35,12 +35,12 @@ def test_a_fact_needs_nothing_but_its_content() -> None:
         ({"confidence": -0.1}, "confidence"),
         (
             {"confidence": 7},
-            r"confidence must be less than or equal to 1; saw 7\. It is: .* for 1\.0\.",
+            r"confidence must be less than or equal to 1; got 7\. It is: .* for 1\.0\.",
         ),
         ({"created_at": datetime(2026, 11, 20)}, "created_at"),  # noqa: DTZ001
         (
             {"created_at": "my secret"},
-            r"created_at must be a valid datetime or date.*; saw a str\.",
+            r"created_at must be a valid datetime or date.*; got a str\.",
         ),
         ({"confidnce": 1}, r"no argument 'confidnce'\. Did you mean 'confidence'"),
     ],
@@ -59,7 +59,7 @@ def test_what_no_fact_can_be_is_refused_with_the_way_out(
 
 def test_a_fact_without_content_is_told_what_is_missing() -> None:
     said = (
-        r'content must be given; saw nothing\. It is: "The fact in one sentence\." Give'
+        r'content must be given; got nothing\. It is: "The fact in one sentence\." Give'
     )
     with pytest.raises(FactError, match=said):
         Fact()  # type: ignore[call-arg]

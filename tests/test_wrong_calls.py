@@ -52,7 +52,7 @@ CALLS: list[tuple[Callable[[Any], Any], str, str, str]] = [
     (
         lambda _: opened(token_limit="40k"),  # noqa: S106 - a number of tokens, no password
         "a whole number of tokens",
-        "saw '40k'",
+        "got '40k'",
         "Leave it out",
     ),
     (
@@ -64,37 +64,37 @@ CALLS: list[tuple[Callable[[Any], Any], str, str, str]] = [
     (
         lambda _: CondensedMemory.from_defaults("chat", "ann"),  # type: ignore[arg-type]
         "The second argument is chat_history, a list of messages",
-        "saw a str",
+        "got a str",
         "Pass a user by name: user_id=",
     ),
     (
         lambda _: opened(session_id=""),
-        "must be a text with no blanks",
-        "saw ''",
+        "must be a str that is not empty",
+        "got ''",
         "can be deleted",
     ),
     (
         lambda _: opened(user_id=" ann"),
-        "no blanks around it",
-        "saw ' ann'",
+        "without spaces around it",
+        "got ' ann'",
         "can be deleted",
     ),
     (
         lambda _: opened(user_id="ann\ud83d"),
-        "no lone surrogate",
-        r"saw 'ann\ud83d'",
+        "or lone surrogates",
+        r"got 'ann\ud83d'",
         "can be deleted",
     ),
     (
         lambda _: opened(session_id="\udc00chat"),
-        "no lone surrogate",
-        r"saw '\udc00chat'",
+        "or lone surrogates",
+        r"got '\udc00chat'",
         "can be deleted",
     ),
     (
         lambda memory: memory.abranch("chat\ud83d"),
-        "no lone surrogate",
-        r"saw 'chat\ud83d'",
+        "or lone surrogates",
+        r"got 'chat\ud83d'",
         "can be deleted",
     ),
     (
@@ -112,13 +112,13 @@ CALLS: list[tuple[Callable[[Any], Any], str, str, str]] = [
     (
         lambda _: opened(llm="gpt-4o-mini"),
         "an instance of LLM",
-        "saw a str",
+        "got a str",
         "Pass OpenAI(model='gpt-4o-mini')",
     ),
     (
         lambda _: RelevantFactsBlock(user_id="ann", llm="gpt-4o-mini"),  # type: ignore[arg-type]
         "an instance of LLM",
-        "saw a str",
+        "got a str",
         "Pass OpenAI(model='gpt-4o-mini')",
     ),
     (
@@ -130,31 +130,31 @@ CALLS: list[tuple[Callable[[Any], Any], str, str, str]] = [
     (
         lambda _: opened(async_database_uri="memory.db"),
         "must be a SQLAlchemy address",
-        "saw another text",
+        "got another text",
         "Pass a file of SQLite as a Path",
     ),
     (
         lambda _: MemoryStore("memory.db"),
         "must be a SQLAlchemy address",
-        "saw another text",
+        "got another text",
         "Pass a file of SQLite as a Path",
     ),
     (
         lambda _: opened(insert_method="middle"),
         "'system' or 'user'",
-        "saw 'middle'",
+        "got 'middle'",
         "Give it such a value",
     ),
     (
         lambda _: opened(shared=True),
         "needs a user_id",
-        "saw none",
+        "got none",
         "Pass the user's id",
     ),
     (
         lambda _: opened(keep_ratio=2),
         "less than or equal to 1",
-        "saw 2",
+        "got 2",
         "Leave it out for 0.4",
     ),
     (
@@ -166,7 +166,7 @@ CALLS: list[tuple[Callable[[Any], Any], str, str, str]] = [
     (
         lambda _: opened(tokenizer_fn=len),
         "a function from a text to the list",
-        "gives a int",
+        "got a function that returns int",
         "TokenCounter(",
     ),
     (
@@ -178,43 +178,43 @@ CALLS: list[tuple[Callable[[Any], Any], str, str, str]] = [
     (
         lambda memory: memory.aput("Hello"),
         A_LIST,
-        "this is a str",
+        "got str",
         WRAPPED,
     ),
     (
         lambda memory: memory.aput_messages("Hello"),
         A_LIST,
-        "this is a str",
+        "got str",
         WRAPPED,
     ),
     (
         lambda _: opened(session_id=uuid4()),
-        "must be a text",
-        "saw an UUID",
+        "must be a str",
+        "got an UUID",
         "str(session_id)",
     ),
     (
         lambda memory: memory.aput_messages(ChatMessage("Hello")),
         A_LIST,
-        "this is a ChatMessage",
+        "got ChatMessage",
         "Pass a list: [message]",
     ),
     (
         lambda memory: memory.aput({"role": "user", "content": "Hello"}),
         A_LIST,
-        "this is a dict",
+        "got dict",
         "ChatMessage(**d), or read JSON with messages_from_json",
     ),
     (
         lambda memory: memory.aput_messages([{"role": "user", "content": "Hello"}]),
         A_LIST,
-        "this is a dict",
+        "got dict",
         "ChatMessage(**d), or read JSON with messages_from_json",
     ),
     (
         lambda memory: memory.aput([ChatMessage("Hello")]),
         A_LIST,
-        "this is a list",
+        "got list",
         "Put several messages with aput_messages",
     ),
     (
@@ -232,7 +232,7 @@ CALLS: list[tuple[Callable[[Any], Any], str, str, str]] = [
     (
         lambda memory: memory.facts.aadd("Likes tea.", confidence=2),
         "equal to 1",
-        "saw 2",
+        "got 2",
         "Leave it out for 1.0",
     ),
     (
@@ -274,13 +274,13 @@ CALLS: list[tuple[Callable[[Any], Any], str, str, str]] = [
     (
         lambda _: messages_from_json("{"),
         A_JSON,
-        "saw 1 characters",
+        "got 1 other characters",
         "To read a file, pass its bytes",
     ),
     (
         lambda _: MemoryStore("sqlite:///x.db", pool_size=0),
         "equal to 1",
-        "saw 0",
+        "got 0",
         "Leave it out for 5",
     ),
     (
@@ -292,7 +292,7 @@ CALLS: list[tuple[Callable[[Any], Any], str, str, str]] = [
     (
         lambda _: TfidfRanker(vectorizer=3),
         "a vectorizer of scikit-learn",
-        "saw 3",
+        "got 3",
         "TfidfVectorizer()",
     ),
 ]

@@ -54,7 +54,7 @@ async def restore_context(
 ) -> Context[Any]:
     """Return ``Context.from_dict(workflow, data)`` with the memory in it, which JSON cannot hold.
 
-    With this context a run that waits for a human goes on, ``agent.run(ctx=ctx)``, and
+    With this context a run that waits for a human continues, ``agent.run(ctx=ctx)``, and
     a new run starts, ``agent.run(question, ctx=ctx)``. The memory needs the session and
     the database of the interrupted run.
 

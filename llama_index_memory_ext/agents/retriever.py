@@ -100,8 +100,8 @@ class MemoryRetriever(BaseRetriever):
         memory: The memory that is searched.
         facts: Whether facts are searched.
         messages: Whether messages are searched.
-        similarity_top_k: Most nodes.
-        token_limit: Most tokens of all nodes as a model sees them, metadata included;
+        similarity_top_k: Maximum number of nodes.
+        token_limit: Maximum tokens of all nodes as a model sees them, with metadata;
             None for no limit. A long message is cut to the part with the words of the
             question, at most a quarter of the limit and 500 tokens.
         callback_manager: As in LlamaIndex.
@@ -141,7 +141,7 @@ class MemoryRetriever(BaseRetriever):
         check_search(similarity_top_k, facts=facts, messages=messages)
         if token_limit is not None and token_limit < 1:
             raise LimitError(
-                f"token_limit must be at least 1, or None for no limit; saw {token_limit}."
+                f"token_limit must be at least 1, or None for no limit; got {token_limit}."
             )
         self.memory = memory
         self.similarity_top_k = similarity_top_k

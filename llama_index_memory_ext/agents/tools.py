@@ -180,9 +180,9 @@ class MemoryToolSpec(BaseToolSpec):
     """Tools by which an agent uses its memory: ``search_memory``, ``remember`` and ``forget``.
 
     ``MemoryToolSpec(memory).to_tool_list()`` returns them; pass the same memory to the
-    agent's runs. Each tool answers with a text for the model, in which our own tags are
-    escaped. If the database fails it raises a ``StoreError`` instead: the model sees
-    its text, and the host marks the result as an error.
+    agent's runs. Each tool answers with a text for the model, in which the memory's tags
+    are escaped. If the database fails, it raises a ``StoreError`` instead: the model sees
+    its text, and LlamaIndex marks the result as an error.
 
     New facts pass the checks of extracted facts: quote, names and numbers must be in
     the conversation, and the quote in the user's messages. Secrets are refused, and the
@@ -199,7 +199,7 @@ class MemoryToolSpec(BaseToolSpec):
         memory: The memory. The tools see only its user's facts and its session's
             messages.
         read_only: Whether ``search_memory`` is the only tool.
-        token_limit: Most tokens of the answer of one search.
+        token_limit: Maximum tokens of the answer of one search.
         in_session: Whether quotes must be in the session. With False, quotes are taken
             as words of the user, and only facts are searched. The user cannot confirm
             that all facts go, so each of them must be named.

@@ -86,12 +86,12 @@ class LogBlock(BaseMemoryBlock[str]):
     )
     languages: Languages = Field(
         default=None,
-        description="In which languages questions may be, as ['de', 'en']; None: told for each question.",
+        description="The languages of questions, such as ['de', 'en']; None: detected for each question.",
     )
     time_zone: TimeZone = Field(
         default=None,
-        description='The time zone of days, as "Europe/Paris", or a tzinfo; None: the offset of each message\'s own '
-        "time, or else UTC.",
+        description='The time zone of days, such as "Europe/Paris", or a tzinfo; None: the offset of each message\'s '
+        "own time, or else UTC.",
     )
     # The pause after the model has failed. Each further pause is twice as long.
     retry_seconds: ClassVar[float] = 2.0
@@ -189,8 +189,8 @@ class LogBlock(BaseMemoryBlock[str]):
         """Return a content as text, shorter by at least this number of tokens; None if nothing is left.
 
         The least important parts go first: recalled messages, then the oldest messages,
-        or the last facts. Content that is none of the last of this block goes as a
-        whole.
+        or the last facts. Content that this block did not return lately is dropped
+        as a whole.
         """
         content = self._contents.get(str(content)) or NO_PARTS
         shorter = await asyncio.to_thread(
@@ -296,7 +296,7 @@ class LogBlock(BaseMemoryBlock[str]):
             await asyncio.wait_for(self.aflush(), CLOSE_SECONDS)
         except asyncio.TimeoutError:
             logger.warning(
-                "Block %r was closed before all of its work was done; the next start goes on.",
+                "Block %r was closed before all of its work was done; the next start continues it.",
                 self.name,
             )
         self._seen.clear()

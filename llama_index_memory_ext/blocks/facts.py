@@ -101,7 +101,7 @@ logger = logging.getLogger(__name__)
 
 
 class FactsForPrompt(NamedTuple):
-    """The facts of a prompt: ``profile`` stands in front of the record, ``question`` behind it."""
+    """The facts of a prompt: ``profile`` comes before the record, ``question`` after it."""
 
     profile: Section = NO_PARTS
     question: Section = NO_PARTS
@@ -124,7 +124,7 @@ class RelevantFactsBlock(LearningBlock):
 
     A model extracts facts from the log of a ``MemoryStore``, in the background. The
     facts belong to a ``user_id``, or to the session if there is none. They are ranked
-    by similarity, confidence and recency. Recency is halved by each 40 newer facts, and
+    by similarity, confidence and recency. Recency is halved for each 40 newer facts, and
     counts less for a short question (``rank``). For a question about a time, the facts of that
     time are recent.
 
@@ -142,14 +142,14 @@ class RelevantFactsBlock(LearningBlock):
         description="The name of the element around the facts.",
     )
     token_limit: int = Field(
-        default=2_000, ge=0, description="Most tokens of the facts, all tags included."
+        default=2_000, ge=0, description="Maximum tokens of the facts, tags included."
     )
     profile_token_limit: int | None = Field(
         default=None,
         ge=0,
         validate_default=True,
-        description="Most of these tokens for the profile: facts in front of the record of a `CondensedMemory`, which "
-        "change when the record is cut; 0: all facts stand behind it; default: half of the limit, at most 1,000.",
+        description="How many of these tokens go to the profile: facts before the record of a `CondensedMemory`, which "
+        "change when the record is cut; 0: all facts come after it; default: half of the limit, at most 1,000.",
     )
     context_turns: int = Field(
         default=3, ge=1, description="Turns that rank facts, the current one included."
@@ -161,7 +161,7 @@ class RelevantFactsBlock(LearningBlock):
         ge=0,
         le=1,
         description="Facts that concern the question less are left out; None: facts with less than a tenth of the "
-        "best similarity, except the best 12 of them; 0: no fact.",
+        "best similarity, except the best 12 of them; 0: no fact is left out.",
     )
     embed_model: EmbedModel = Field(
         default=None, exclude=True, repr=False, description="None: words alone."

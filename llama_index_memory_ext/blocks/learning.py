@@ -60,15 +60,15 @@ class LearningBlock(LogBlock):
     """A block that learns facts about a user from the log of its store, in the background."""
 
     user_id: str | None = Field(
-        default=None, description="Whose facts these are; None: those of each session."
+        default=None, description="The owner of the facts; None: the session."
     )
     agent_id: str | None = Field(
         default=None,
-        description="The agent that may have own facts; None: all facts are shared.",
+        description="The agent that may have separate facts; None: all facts are shared.",
     )
     scope: Scope | None = Field(
         default=None,
-        description='"user": what all share, "agent": its own, or "both"; None: "both" if there is an agent.',
+        description='"user": shared facts; "agent": the agent\'s; "both". None: "both" with an agent, else "user".',
     )
     extract_facts: Switch = Field(
         default=True, description="Whether new facts are extracted."
@@ -81,11 +81,13 @@ class LearningBlock(LogBlock):
     wait_for_facts: float = Field(
         default=2.0,
         ge=0,
-        description="Most seconds that a question waits for facts that are being extracted from another session of the "
-        "user, and that a reader of facts waits for any session; 0: no wait.",
+        description="Maximum seconds that a question waits for a running extraction from another session of the user, "
+        "and a method that reads facts for any session; 0: no wait.",
     )
     max_facts: int | None = Field(
-        default=None, ge=1, description="Most facts; less confident facts are retired."
+        default=None,
+        ge=1,
+        description="Maximum number of facts; beyond it, the least confident facts are retired.",
     )
     min_confidence: float = Field(
         default=DEFAULT_MIN_CONFIDENCE,
@@ -105,7 +107,7 @@ class LearningBlock(LogBlock):
         default=None,
         max_length=20_000,
         pattern=r"\S",
-        description="What to look for, in place of the package's own words; not blank.",
+        description="What to look for, instead of the package's own words; not blank.",
     )
 
     _own_namespace: str | None = PrivateAttr(default=None)
@@ -275,7 +277,7 @@ class LearningBlock(LogBlock):
     ) -> None:
         """Extract facts if unread turns are due, or else after 300 quiet seconds.
 
-        The ``answer`` has just ended a turn. ``asks``: a question stands behind it.
+        The ``answer`` has just ended a turn. ``asks``: a question follows it.
         """
         if not self._extracts():
             return

@@ -117,15 +117,15 @@ class CondensedMemoryBlock(LogBlock):
     whole. Above a limit, the oldest messages leave until ``keep_ratio`` of the limit is
     left. The beginning of the prompt then stays the same for many turns, and the
     provider's prompt cache can serve it. Messages that leave stay in the store. A
-    question recalls them by its words, with an ``embed_model`` also by its meaning,
+    question recalls them by its words, and with an ``embed_model`` by its meaning,
     within ``recall_token_limit``. With ``summarize`` a model summarises them.
 
     Without a ``store`` the block keeps a private store in memory, which holds the
     messages that the memory flushes. It works in any
     ``Memory.from_defaults(memory_blocks=[...])``, and is empty after a restart. With a
     ``store``, give the same store to the memory:
-    ``Memory.from_defaults(chat_store=store, ...)``. One block may serve many sessions;
-    none sees another's messages. A summary is made in the event loop of ``aput``, which
+    ``Memory.from_defaults(chat_store=store, ...)``. One block may serve many sessions,
+    and keeps their messages apart. A summary is made in the event loop of ``aput``, which
     must keep running: in a plain ``Memory``, call ``aput`` rather than ``put``.
 
     Raises:
@@ -146,33 +146,33 @@ class CondensedMemoryBlock(LogBlock):
     token_limit: int = Field(
         default=50_000,
         ge=1,
-        description="Most tokens of all that is shown: tags, summary and recalled messages too.",
+        description="Maximum tokens of the whole record: tags, summary and recalled messages included.",
     )
     keep_ratio: float = Field(
         default=0.4,
         gt=0,
         le=1,
-        description="Share of the limit that is left when the record is cut; 1: each turn.",
+        description="Share of the limit that remains after a cut; 1: the record is cut in each turn.",
     )
     max_messages: int | None = Field(
-        default=None, ge=1, description="Most messages of the record; None: any number."
+        default=None, ge=1, description="Maximum messages; None: any number."
     )
     keep_messages: int | None = Field(
         default=None,
         ge=1,
-        description="Messages that are left when the record is cut; default: by `keep_ratio`.",
+        description="Messages that remain after a cut; default: by `keep_ratio`.",
     )
     include_system: Switch = Field(
         default=False, description="Whether a first system or developer message stays."
     )
     show_days: Switch = Field(
         default=True,
-        description="Whether the days of the messages stand above them, and today below those of other days.",
+        description="Whether days stand above the messages, and today's date below messages of earlier days.",
     )
     summarize: Switch = Field(
         default=False,
-        description="Whether a model sums up, in the background, what has left. A summary has at most a quarter of the "
-        "tokens, and at most 1,000.",
+        description="Whether a model summarises the messages that have left, in the background. A summary has at most "
+        "a quarter of the tokens, and at most 1,000.",
     )
     embed_model: EmbedModel = Field(
         default=None,
@@ -182,9 +182,9 @@ class CondensedMemoryBlock(LogBlock):
     )
     recall_when: RecallWhen = Field(
         default="asked",
-        description='When messages are recalled: "asked": a text gets the share of the tokens that its sentences have '
-        'that ask for something, at least a quarter, or all with an embed_model; "always": each text gets all; '
-        '"never": none is recalled.',
+        description='When messages are recalled. "asked": a text gets a share of the tokens, as large as the share of '
+        'its sentences that ask for something, at least a quarter; with an embed_model, all. "always": each text gets '
+        'all. "never": no message is recalled.',
     )
     recall_token_limit: int | None = Field(
         default=None,
@@ -198,8 +198,8 @@ class CondensedMemoryBlock(LogBlock):
         default=None,
         ge=0,
         validate_default=True,
-        description="Most tokens for the messages that were recalled most, which stand in front of the record from a "
-        "cut on; 0: none, as with `summarize`; default: a quarter of a limit of at least 2,000, at most 2,000.",
+        description="Maximum tokens of the messages recalled most often, which move before the record at a cut; 0: "
+        "none, as with `summarize`; default: a quarter of a limit of at least 2,000, at most 2,000.",
     )
     media_turns: int = Field(
         default=2,
@@ -209,8 +209,8 @@ class CondensedMemoryBlock(LogBlock):
     keep_tool_results: int | None = Field(
         default=None,
         ge=0,
-        description="Turns before a cut whose tool results stay; those of older turns are one line each from then on, "
-        "with their size. The calls stay, and a search finds the results whole. None: all stay.",
+        description="Turns before a cut whose tool results stay; each older result becomes a line with its size. The "
+        "calls stay, and a search finds the whole results. None: all stay.",
     )
     _configured: _ConfiguredSearch | None = PrivateAttr(default=None)
     _usage: dict[str, Usage] = PrivateAttr(default_factory=dict)
@@ -407,7 +407,7 @@ class CondensedMemoryBlock(LogBlock):
 
     @property
     def sticky_limit(self) -> int:
-        """The tokens for sticky messages in front of the record; 0 for none."""
+        """The tokens for sticky messages before the record; 0 for none."""
         return self._search.reader.sticky_limit
 
     @property

@@ -42,20 +42,20 @@ _SCHEMA_VERSION = 1
 
 
 class FactBook:
-    """The facts of one namespace. Each method has a synchronous twin without the ``a``: ``list``, ..., ``import_``.
+    """The facts of one namespace. Each method has a synchronous form without the ``a``: ``list``, ..., ``import_``.
 
     The methods ignore facts of agents that the book does not see.
 
     Args:
         store: The store of the facts.
         namespace: The owner of the facts.
-        agent_id: The agent that may have own facts; None: all facts are shared.
+        agent_id: The agent that may have separate facts; None: all facts are shared.
         scope: Which facts are seen, as for ``RelevantFactsBlock``; "all": the shared
             facts, and the facts of all agents.
         categories: The categories that a fact may have; None: any.
         search: Finds facts for a question, best first; None: by their words.
         learn: Is called before facts are read, so that they are up to date.
-        time_zone: Tells on which day a fact becomes known, changes or ends; None: UTC.
+        time_zone: Decides on which day a fact becomes known, changes or ends; None: UTC.
 
     Raises:
         FactError: The scope needs an ``agent_id``.
@@ -125,7 +125,7 @@ class FactBook:
 
         Args:
             question: The text to search for.
-            similarity_top_k: Most entries.
+            similarity_top_k: Maximum number of entries.
             wanted: Each of the following, by name.
 
         Raises:
@@ -167,8 +167,8 @@ class FactBook:
         Raises:
             FactError: The category is unknown to the book, or the book does not see
                 facts of the agent. A fact of another agent has the id. A field has an
-                invalid value. The ``ttl`` is not above 0, is no timedelta, or stands
-                beside ``expires_at``.
+                invalid value. The ``ttl`` is not a timedelta above 0, or is passed
+                with ``expires_at``.
         """
         values = self._checked(ttl, fields)
         names = set(fields)
@@ -239,9 +239,9 @@ class FactBook:
         )
 
     async def arestore(self, fact_id: str) -> Fact:
-        """Let a fact that was retired, has ended or has expired hold again.
+        """Make a fact true again that was retired, has ended or has expired.
 
-        The fact that had replaced it holds as well, until it is retired.
+        The fact that replaced it stays true, too, until it is retired.
 
         Raises:
             FactError: No fact has this id.
@@ -252,17 +252,17 @@ class FactBook:
         """Approve pending facts, and end the facts that they correct, in one transaction; return them as stored.
 
         Raises:
-            FactError: An id is no pending fact's. Nothing is stored then.
+            FactError: An id belongs to no pending fact. Nothing is stored then.
         """
         return await self._decide(fact_ids, approve)
 
     async def areject(
         self, *fact_ids: str, reason: str = "rejected by hand"
     ) -> list[Fact]:
-        """Reject pending facts; return them as stored, retired. The facts that they correct still hold.
+        """Reject pending facts; return them as stored, retired. The facts that they correct stay true.
 
-        The model reads them and the ``reason`` at the next extraction, so that they are
-        not learned again.
+        The model reads the rejected facts and the ``reason`` at the next extraction, so
+        that it does not report them again.
 
         Raises:
             FactError: As for ``aapprove``.
@@ -272,7 +272,7 @@ class FactBook:
         )
 
     async def afind(self, content: str) -> Fact | None:
-        """Return the fact with the same content that holds, has ended or is pending; None if there is none.
+        """Return the present, past or pending fact with the same content; None if there is none.
 
         Case, punctuation and spaces make no difference.
         """
@@ -300,7 +300,7 @@ class FactBook:
         return history
 
     async def aforget(self, *fact_ids: str) -> int:
-        """Delete facts for good, without ids all that the book sees; return their number.
+        """Delete facts for good, or without ids all facts that the book sees; return their number.
 
         ``CondensedMemory.aforget`` and ``MemoryStore.forget_user`` delete the facts of
         all agents.
@@ -311,7 +311,7 @@ class FactBook:
         )
 
     async def aexport(self) -> str:
-        """Return all facts, retired ones too, as JSON Lines; the first line names the schema version."""
+        """Return all facts, including retired facts, as JSON Lines; the first line names the schema version."""
         facts = await self._all()
         head = json.dumps({"schema": _SCHEMA, "version": _SCHEMA_VERSION})
         return await asyncio.to_thread(
@@ -322,14 +322,14 @@ class FactBook:
         """Store the facts of JSON Lines as ``aexport`` writes them; return their number.
 
         A fact replaces the stored fact with its id. Its ``message_ids`` become the rows
-        of its session here that have its quote; without them, when the session is
-        imported. Where no shared facts are seen, shared facts become the agent's own.
-        All are stored in one transaction, which may take the ``operation_timeout`` of
-        the store for each 500 facts. The guide "Migrate from another memory" has
+        of its session here that have its quote, at the latest when the session is
+        imported. If the book sees no shared facts, shared facts become the agent's own.
+        All facts are stored in one transaction, which may take the ``operation_timeout``
+        of the store for each 500 facts. The guide "Migrate from another memory" has
         scripts that convert the exports of mem0, LangGraph and Zep.
 
         Raises:
-            FactError: A line is no fact, or another agent's. Nothing is stored then.
+            FactError: A line is not a fact, or has another agent's fact. Nothing is stored.
         """
         # Reading a long export takes long enough to block the event loop.
         facts = await asyncio.to_thread(_parse, lines, self._view)
@@ -464,7 +464,7 @@ def _check_ids(fact_ids: Sequence[object]) -> None:
 def _check_pending(
     fact_ids: Sequence[str], facts: Mapping[str, Fact], now: datetime
 ) -> None:
-    """Raise a FactError if an id is no pending fact's."""
+    """Raise a FactError if an id belongs to no pending fact."""
     pending = [name for name, fact in facts.items() if fact.state(now) == "pending"]
     for fact_id in fact_ids:
         if fact_id not in pending:

@@ -36,9 +36,9 @@ def format_facts(
     Args:
         facts: Any facts; facts that do not hold now are left out. If no fact fits, the
             text is empty.
-        max_tokens: Most tokens (o200k_base) of the whole text.
-        current_context: The last turns, oldest first, with a blank line between two, or
-            else one turn a line. The last is the question; those before it count less.
+        max_tokens: Maximum tokens (o200k_base) of the whole text.
+        current_context: The last turns, oldest first, separated by blank lines, or else
+            one turn per line. The last turn is the question; earlier turns count less.
             None or empty: facts are ranked by confidence.
         now: When the text is shown; default: now.
 
@@ -90,7 +90,7 @@ class ExplainedFact:
     ``similarity``: the fact that is most like the question has 1.
     ``matched``: the words in common.
     ``injected``: whether the fact is shown.
-    ``place``: "profile", in front of the record, or "question"; "" if it is not shown.
+    ``place``: "profile", before the record, or "question"; "" if it is not shown.
     """
 
     fact: Fact

@@ -38,10 +38,10 @@ class FactFilter(BaseModel):
     tags: tuple[str, ...] = Field(default=(), description="With all of these tags.")
     agent_id: str | None = optional("This agent's own.")
     state: FactState | Literal["all"] | None = optional('In this state; "all": in any.')
-    limit: int | None = Field(default=None, ge=1, description="Most facts.")
-    after: str | None = optional(
-        "The id of the last fact that was seen: those behind it."
+    limit: int | None = Field(
+        default=None, ge=1, description="Maximum number of facts."
     )
+    after: str | None = optional("The id of the last fact of the previous page.")
 
     def takes(self, fact: Fact, now: datetime) -> bool:
         """Return whether a fact is selected."""

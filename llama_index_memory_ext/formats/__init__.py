@@ -40,7 +40,7 @@ def messages_from_json(
     """Return the messages of a conversation that LlamaIndex or another program has written as JSON.
 
     Each message is in the layout of OpenAI's Chat Completions or of LlamaIndex:
-    ``ChatMessage.model_dump(mode="json")``, also the older layout with a ``content``.
+    ``ChatMessage.model_dump(mode="json")``, including the older layout with a ``content``.
 
     - A tool call becomes a ``ToolCallBlock``, and a refusal becomes a text.
     - The id of the call that a result answers becomes
@@ -65,9 +65,9 @@ def messages_from_json(
         show_progress: Whether a progress bar is shown.
 
     Raises:
-        MessageError: The source is no JSON or holds no messages; also NaN, and more
-            than 100 levels. The error names the place, the
-            expected value, and the keys and types there, never a text.
+        MessageError: The source is not JSON, holds no messages, or has NaN or more than
+            100 levels. The error names the place, the expected value, and the keys and
+            types there, never a text.
 
     Examples:
         >>> messages_from_json('[{"role": "user", "content": "Hello!"}]')[0].content
@@ -109,7 +109,7 @@ def messages_to_json(messages: Sequence[ChatMessage], *, indent: int | None = 2)
     ``messages_from_json`` returns the same messages.
 
     Raises:
-        MessageError: An entry is no message, or JSON has no value for its content.
+        MessageError: An entry is not a message, or JSON has no value for its content.
 
     Examples:
         >>> messages_to_json([])
@@ -137,7 +137,7 @@ def _wrong_fields(error: ValidationError) -> str:
     for entry in error.errors()[:3]:
         place = ".".join(map(str, entry["loc"]))
         fields.append(f"{place} ({entry['type']})")
-    return f"Expected the values of LlamaIndex's {error.title}; saw wrong values in {', '.join(fields)}."
+    return f"Expected the values of LlamaIndex's {error.title}; got wrong values in {', '.join(fields)}."
 
 
 def _values(source: Json) -> list[Json]:
@@ -148,7 +148,7 @@ def _values(source: Json) -> list[Json]:
         value = value.get("messages", [value])
     if isinstance(value, str | Mapping | BaseModel) or not isinstance(value, Iterable):
         raise MessageError(
-            f"Expected a list of messages, or an object with 'messages'; saw {described(value)}. {_HINT}"
+            f"Expected a list of messages, or an object with 'messages'; got {described(value)}. {_HINT}"
         )
     return list(value)
 
@@ -164,10 +164,10 @@ def loaded_json(source: str | bytes | bytearray) -> Json:
             value = f"[{value}]"
         return json.loads(value)
     except UnicodeDecodeError as error:
-        problem = f"Expected JSON in UTF-8, UTF-16 or UTF-32; byte {error.start} is none of {error.encoding}."
+        problem = f"Expected JSON in UTF-8, UTF-16 or UTF-32; byte {error.start} is not {error.encoding}."
     except json.JSONDecodeError as error:
         place = f"{error.msg.lower()} at line {error.lineno}, column {error.colno}"
-        problem = f"Expected JSON; saw {len(text)} characters that are none: {place}."
+        problem = f"Expected JSON; got {len(text)} other characters: {place}."
         # A text that is no JSON may be the name of a file.
         if isinstance(source, str):
             problem += f" {_HINT}"
@@ -199,7 +199,7 @@ def _read(value: Json) -> ChatMessage:
     time = times_in({"date": stored_at}).get("date")
     if time is None:
         raise MessageError(
-            f"Expected {_STORED_AT!r} to be a time from 1974 on, such as '2026-05-01T12:00:00Z'; saw "
+            f"Expected {_STORED_AT!r} to be a time from 1974 on, such as '2026-05-01T12:00:00Z'; got "
             f"{described(stored_at)}. Correct it, or leave it out: then the message is stored as new."
         )
     return MovedMessage(**dict(message), stored_at=time)
@@ -208,7 +208,7 @@ def _read(value: Json) -> ChatMessage:
 def _check_format(value: Json) -> None:
     if not isinstance(value, dict) or value.get("role") is None or "parts" in value:
         raise MessageError(
-            f"Expected an object with a 'role' in the layout of LlamaIndex or OpenAI; saw {described(value)}. "
+            f"Expected an object with a 'role' in the layout of LlamaIndex or OpenAI; got {described(value)}. "
             "docs/migrate.md has scripts that convert messages of other programs."
         )
     role = value["role"]
@@ -218,18 +218,18 @@ def _check_format(value: Json) -> None:
     if isinstance(role, str) and role.isidentifier() and len(role) <= _LONGEST_ROLE:
         seen = repr(role)
     raise MessageError(
-        f"Expected a 'role' that is one of {', '.join(_ROLES)}; saw {seen}."
+        f"Expected a 'role' that is one of {', '.join(_ROLES)}; got {seen}."
     )
 
 
 def _check_values(value: Json, levels: int) -> None:
     if not levels:
         raise MessageError(
-            f"Expected at most {_MAX_LEVELS} levels of lists and objects; saw more."
+            f"Expected at most {_MAX_LEVELS} levels of lists and objects; got more."
         )
     if isinstance(value, float) and not math.isfinite(value):
         raise MessageError(
-            "Expected a finite number; saw NaN, or a number that is too large."
+            "Expected a finite number; got NaN, or a number that is too large."
         )
     entries: Iterable[Json] = ()
     if isinstance(value, dict):
@@ -250,7 +250,7 @@ def _own(value: dict[str, Json]) -> ChatMessage | None:
     for key in ("tool_calls", "function_call", "tool_call_id"):
         if value.get(key):
             raise MessageError(
-                f"Expected the keys of one format; saw {key!r} of OpenAI's in {described(value)}."
+                f"Expected the keys of one format; got {key!r} of OpenAI's in {described(value)}."
             )
     if value.get("blocks"):
         # LlamaIndex would take the content instead, which has no pictures.

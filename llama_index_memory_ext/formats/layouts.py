@@ -70,7 +70,7 @@ def from_openai(message: dict[str, Json]) -> ChatMessage:
     if not any(key in message for key in _CONTENT_KEYS):
         keys = ", ".join(_CONTENT_KEYS[1:])
         raise MessageError(
-            f"Expected 'content' or another of {keys}; saw {described(message)}."
+            f"Expected 'content' or another of {keys}; got {described(message)}."
         )
     content = _content_blocks(message)
     blocks = [block for block in content if block != TextBlock(text="")]
@@ -96,7 +96,7 @@ def _call_blocks(message: dict[str, Json]) -> list[ToolCallBlock]:
     if not are_objects or not all(call.name for call in calls):
         seen = " and ".join(map(described, entries))
         raise MessageError(
-            f"Expected objects that name a function in 'tool_calls' and 'function_call'; saw {seen}."
+            f"Expected objects that name a function in 'tool_calls' and 'function_call'; got {seen}."
         )
     return [
         ToolCallBlock(
@@ -114,7 +114,7 @@ def _content_blocks(message: dict[str, Json]) -> list[types.ContentBlock]:
     audio = message.get("audio")
     if not isinstance(content, str | list | None):
         raise MessageError(
-            f"Expected a text, null or a list of parts in 'content'; saw {described(content)}."
+            f"Expected a text, null or a list of parts in 'content'; got {described(content)}."
         )
     parts = content
     if not isinstance(parts, list):
@@ -177,7 +177,7 @@ def _base64(parent: Json, key: str, place: str) -> _Base64:
         base64.b64decode(data, validate=True)
     except ValueError:
         raise MessageError(
-            f"Expected base64 in {key!r} of {place}; saw {len(data)} other characters."
+            f"Expected base64 in {key!r} of {place}; got {len(data)} other characters."
         ) from None
     return _Base64(mimetype, data.encode())
 
@@ -188,4 +188,4 @@ def _text(parent: Json, key: str, place: str = "the message") -> str:
     if isinstance(value, str):
         return value
     seen = described(parent) if value is None else f"{described(value)} there"
-    raise MessageError(f"Expected {place} to have a text as {key!r}; saw {seen}.")
+    raise MessageError(f"Expected {place} to have a text as {key!r}; got {seen}.")

@@ -51,10 +51,10 @@ _MAX_WORD = 50
 _INVISIBLE = "[\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f]"
 _LONG_WORD = rf"[A-Za-z]{{{_MAX_WORD + 1}}}"
 _UNSAID = {
-    "asked": "The user only asked it.",
+    "asked": "The user only asked about it.",
     "supposed": "The user only supposed it.",
-    "quoted": "The words are somebody else's.",
-    "denied": "The user said that it is not so.",
+    "quoted": "The words are a quotation, or ironic.",
+    "denied": "The user denied it.",
 }
 
 
@@ -168,7 +168,7 @@ def reject_unquoted(entry: Candidate | Ending, source: Source) -> Rejection | No
     if entry.place is not NOWHERE:
         return None
     if not quote.strip():
-        return Rejection("no_quote", "It names no words of the user's that say it.")
+        return Rejection("no_quote", "It has no quote of the user.")
     for line in source.lines:
         if not line.is_users and find_quote(quote, line.text):
             return Rejection("not_the_users_words", "Only the assistant said it.")
@@ -189,7 +189,7 @@ def reject_assistants_words(candidate: Candidate, source: Source) -> Rejection |
 def reject_small_talk(candidate: Candidate, _: Source) -> Rejection | None:
     """Reject greetings, thanks and praise."""
     if is_small_talk(candidate.content):
-        return Rejection("small_talk", "It says nothing of the user.")
+        return Rejection("small_talk", "It says nothing about the user.")
     return None
 
 
@@ -217,7 +217,7 @@ def reject_others(candidate: Candidate, source: Source) -> Rejection | None:
     if is_to_listener and not source.question(place):
         return Rejection("other", "It is about the assistant, or about a text.")
     if candidate.is_users_words and is_about_stranger(sentences):
-        return Rejection("other", "It is about somebody else, and does not say whom.")
+        return Rejection("other", "It is about another person, and does not say who.")
     return None
 
 
@@ -279,9 +279,7 @@ def reject_pinned(ending: Ending, _: Source) -> Rejection | None:
 def reject_repetition(ending: Ending, _: Source) -> Rejection | None:
     """Keep a fact whose replacement only repeats it."""
     if ending.new is not None and ending.new.id == ending.fact.id:
-        return Rejection(
-            "replacement_rejected", "The fact that should replace it says the same."
-        )
+        return Rejection("replacement_rejected", "The new fact only repeats it.")
     return None
 
 
@@ -304,7 +302,7 @@ def reject_uncontradicted(ending: Ending, source: Source) -> Rejection | None:
     is_change = (ending.is_only or new is not None) and tells_change(sentences)
     if shares_word(fact.content, words) or is_change or ending.is_request:
         return None
-    return Rejection("not_contradicted", "The user's words say nothing of it.")
+    return Rejection("not_contradicted", "The user's words do not concern it.")
 
 
 ENDING_CHECKS = (

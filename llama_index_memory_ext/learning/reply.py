@@ -213,7 +213,7 @@ def read_facts(
     except (ValueError, RecursionError):
         is_reply = False
     if not is_reply:
-        raise FactReplyError(text, "it is no list of facts in valid JSON")
+        raise FactReplyError(text, "it is not a list of facts in valid JSON")
     return [_fact_of(entry, categories, by_tool=by_tool) for entry in entries]
 
 

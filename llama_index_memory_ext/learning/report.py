@@ -213,5 +213,5 @@ def _texts_of(message: ChatMessage) -> list[str]:
     try:
         calls = [call.arguments for call in calls_of(message)]
     except (RecursionError, ValueError):
-        raise FactReplyError(words, "its arguments are no JSON") from None
+        raise FactReplyError(words, "its arguments are not JSON") from None
     return calls or [words]

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.text.turns import Utterance
 
 
-_NO_SUCH_FACT = Rejection("unknown_fact", "It names no known fact that holds.")
+_NO_SUCH_FACT = Rejection("unknown_fact", "It names no active fact.")
 _KNOWN_ALREADY = Rejection("duplicate", "It is known already.")
 # The most words of a sentence that is stored, about 60 tokens.
 _MOST_WORDS = 45
@@ -205,7 +205,7 @@ class _Validation:
 
     def _retired_fact(self, ending: Ending) -> Fact:
         fact = ending.fact
-        reason = "The user said that it is true no longer."
+        reason = "The user said that it is no longer true."
         if ending.is_request:
             reason = "The user asked to forget it."
         return retire(

@@ -103,7 +103,7 @@ async def backfill(
                     "Facts were not extracted",
                     name,
                     error,
-                    "the next backfill goes on there",
+                    "the next backfill continues there",
                 )
                 failures[name] = type(error).__name__
                 failures_in_a_row += 1

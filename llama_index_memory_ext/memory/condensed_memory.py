@@ -166,20 +166,20 @@ class CondensedMemory(MemoryFields):
             session_id: The name of the conversation. Needed with a database that
                 outlives the process.
             chat_history: Replaces the messages of the session.
-            token_limit: Most tokens of a prompt. If the current turn alone is longer,
+            token_limit: Maximum tokens of a prompt. If the current turn alone is longer,
                 nothing is added. Default: 3/4 of the window, at most 60,000.
-            memory_blocks: Further blocks, shown behind the record and the facts.
+            memory_blocks: Further blocks, shown after the record and the facts.
             tokenizer_fn: Counts the tokens; default: o200k_base, exact and offline.
             chat_history_token_ratio: Share of the token limit, 0..1, for turns that are
                 shown as separate messages; default: only the newest turn.
             token_flush_size: Has no effect, because whole turns move into the record.
             memory_blocks_template: Joins the texts of the blocks; default: unchanged,
                 within ``<memory>``.
-            insert_method: ``"user"``, in front of the question, or ``"system"``.
+            insert_method: ``"user"``, before the question, or ``"system"``.
             image_token_size_estimate: Tokens of an image, at least 0.
             audio_token_size_estimate: Tokens of an audio block, at least 0.
             video_token_size_estimate: Tokens of a video, at least 0.
-            chat_store: Your store, in place of the following four arguments and of
+            chat_store: Your store, instead of the following four arguments and
                 ``encryption_key``. You close it.
             table_name: The chat table.
             async_database_uri: SQLite or PostgreSQL, or the ``Path`` of a SQLite file;
@@ -187,12 +187,12 @@ class CondensedMemory(MemoryFields):
             async_engine: Your engine. You close it.
             db_schema: The schema of the tables, where the database has schemas.
             memory_blocks_concurrency: Has no effect: blocks are read one by one.
-            context_window: Most tokens of prompt and answer of the model that answers.
+            context_window: Maximum tokens of prompt and answer, for the answering model.
                 Default: the window of ``llm`` or ``Settings.llm``, which may be unknown.
-            condensed_token_limit: Most tokens of the record, with its summary and
-                recalled messages. Default: ``token_limit`` without the facts and
-                without a quarter (at most 8,000) for the turn, at most 50,000.
-            facts_token_limit: Most tokens of the facts; 0 shows none; default: an
+            condensed_token_limit: Maximum tokens of the record, with its summary and
+                recalled messages. Default: ``token_limit`` minus the facts and a
+                quarter (at most 8,000) for the turn, at most 50,000.
+            facts_token_limit: Maximum tokens of the facts; 0 shows none; default: an
                 eighth of ``token_limit``, at most 2,000.
             llm: Extracts facts, and summarises with ``summarize``. Default:
                 ``Settings.llm``; without a model, no facts are extracted.
@@ -280,7 +280,7 @@ class CondensedMemory(MemoryFields):
         """Add a message; a user's message moves the turns before it into the record.
 
         Raises:
-            MessageError: It is no ``ChatMessage``.
+            MessageError: The argument is not a ``ChatMessage``.
         """
         await put(self, [message])
 
@@ -291,7 +291,7 @@ class CondensedMemory(MemoryFields):
         ``MemoryStore.add_messages``.
 
         Raises:
-            MessageError: An entry is no ``ChatMessage``; nothing is written.
+            MessageError: An entry is not a ``ChatMessage``; nothing is written.
         """
         await put(self, messages)
 
@@ -305,14 +305,14 @@ class CondensedMemory(MemoryFields):
         await append(self, stored, partial(plan_flush, self), replace=True)
 
     async def areset(self, status: MessageStatus | None = None) -> None:
-        """Delete the messages of the session, or its messages with a status, after the running calls."""
+        """Delete the messages of the session, or only its messages with a status, once running calls have ended."""
         async with self._calls():
             await self.acheck_session()
             await super().areset(status)
         self.sql_store.jobs.unread.discard(self.session_id)
 
     async def aflush(self) -> None:
-        """Move the last turn into the record too, as the next question would; wait for facts and summary."""
+        """Move the last turn into the record, as the next question would; wait for facts and summary."""
         await flush(self, len)
 
     async def aget(
@@ -322,13 +322,13 @@ class CondensedMemory(MemoryFields):
         initial_token_count: int = 0,
         **block_kwargs: Any,
     ) -> list[ChatMessage]:
-        """Return the messages for the model: the current turn, with the memory in front of its question.
+        """Return the messages for the model: the current turn, with the memory before its question.
 
         Args:
-            input: The question. LlamaIndex's chat engines put their question only with
-                its answer: then the caller sends it behind these messages. A completed
-                turn moves into the record before. The memory is then a user's message,
-                and a short answer follows it.
+            input: The question, for LlamaIndex's chat engines: they send it after these
+                messages, and put it together with its answer. A completed turn first
+                moves into the record. The memory is then a user's message, followed
+                by a short answer.
             initial_token_count: Tokens of the limit that stay free.
             block_kwargs: Passed on to each block.
         """
@@ -348,12 +348,12 @@ class CondensedMemory(MemoryFields):
         return assemble(self, prompt)
 
     async def aget_all(self, status: MessageStatus | None = None) -> list[ChatMessage]:
-        """Return the messages of the session, or its messages with a status, oldest first."""
+        """Return the messages of the session, or only its messages with a status, oldest first."""
         await self.acheck_session()
         return await super().aget_all(status)
 
     async def acheck_session(self) -> None:
-        """Raise a SessionOwnerError if the session holds words of another user, and is not shared by both."""
+        """Raise a SessionOwnerError if the session has words of another user, and is not shared by both."""
         self._mark_used()
         await self.sql_store.owners.check(self.session_id, access_of(self))
 
@@ -391,7 +391,7 @@ class CondensedMemory(MemoryFields):
             question: The words to search for.
             facts: Whether facts are searched.
             messages: Whether messages are searched.
-            similarity_top_k: Most facts, and most messages.
+            similarity_top_k: Maximum number of facts, and of messages.
 
         Raises:
             ValueError: Neither facts nor messages are searched, or
@@ -418,14 +418,14 @@ class CondensedMemory(MemoryFields):
         return self._last_sources or MemorySearchResult()
 
     def turn(self) -> AbstractAsyncContextManager[Self]:
-        """Let one run of a session through at a time, in this process; a TurnError for a turn within a turn."""
+        """Let one run of a session through at a time, in this process; raise a TurnError for a turn within a turn."""
         return single_run(self)
 
     async def aclose(self) -> None:
         """Flush, and close the database connections that this memory has opened.
 
-        A turn without an answer goes on: its question stays in short-term memory until
-        the session is opened again. A later call opens a file or a server again. A
+        A turn without an answer continues: its question stays in short-term memory until
+        the session is opened again. A later call opens the database again. A
         database in memory is lost, and a later call raises a StoreError. If no run has
         used the memory, a warning is logged, once in a process.
         """
@@ -434,7 +434,7 @@ class CondensedMemory(MemoryFields):
     async def aimport(
         self, source: str | bytes | Iterable[Any], *, show_progress: bool = False
     ) -> int:
-        """Add a conversation from JSON behind the messages of the session, as if it were put now.
+        """Add a conversation from JSON after the messages of the session, as if it were put now.
 
         Messages with a time keep it, and messages of an export also keep the time at
         which they were stored. All are stored in one transaction. Importing twice
@@ -452,7 +452,7 @@ class CondensedMemory(MemoryFields):
             already, with its id and its words, is not stored again.
 
         Raises:
-            MessageError: ``source`` is no JSON of messages, two messages have one id and
+            MessageError: ``source`` is not JSON of messages, two messages have one id and
                 different words, or messages name other users and the memory is not
                 ``shared``. The error names the place; nothing is stored.
         """
@@ -516,13 +516,13 @@ class CondensedMemory(MemoryFields):
         The copy has the same owner, and its messages keep their ids and times. All of
         them are in its record, as between two turns. Both sessions show the user's
         facts. Each session reads its unread messages for facts. A session without a user
-        has separate facts: its copy learns them anew.
+        has separate facts: its copy learns them again.
 
         Args:
             new_session_id: The name of the new session.
             until: The last message that is copied, by its
                 ``additional_kwargs["message_id"]``; None copies all messages.
-            before: In place of ``until``, the first message that is not copied, such as
+            before: Instead of ``until``, the first message that is not copied, such as
                 a question that the user asks again.
 
         Returns:
@@ -530,9 +530,9 @@ class CondensedMemory(MemoryFields):
             store. Closing this memory closes the store.
 
         Raises:
-            SettingError: The new name is no id, or both ``until`` and ``before`` are
+            SettingError: The new name is not an id, or both ``until`` and ``before`` are
                 passed.
-            StoreError: The new session exists, the session was never used, or no message
+            StoreError: The new session exists, this session was never used, or no message
                 has this id; a ``SessionOwnerError`` if this session has another owner.
                 Nothing is copied.
         """
@@ -541,9 +541,9 @@ class CondensedMemory(MemoryFields):
         return await branch(self, new_session_id, until, before)
 
     async def aforget(self, *, vacuum: bool = True) -> dict[str, int]:
-        """Delete for good everything about the user of this memory: all of the user's sessions, and this session.
+        """Delete everything about the user of this memory for good: all of the user's sessions, and this session.
 
-        Facts of all agents are deleted, also outside the ``scope`` of this memory.
+        Facts of all agents are deleted, even outside the ``scope`` of this memory.
         Running work on them is cancelled in this process, and stores nothing in other
         processes. The memory can be used afterwards. In a shared session, the turns of
         this user are deleted, with the answers; messages of other users stay. Data that

@@ -67,14 +67,14 @@ class MemoryFields(Memory):
     )
     shared: Switch = Field(
         default=False,
-        description="Whether other users may read the session and write to it, with memories that are shared, too. "
+        description="Whether other users may read the session and write to it, with memories that are also shared. "
         "Facts come from each user's own words. A message of a further user names that user in "
         '``additional_kwargs["user_id"]``.',
     )
     cache_points: CachePoints = Field(
         default=False,
         description="Whether the prompt has LlamaIndex's cache points. Some models reuse a prompt only where it is "
-        "marked: models of Anthropic, models on Bedrock, and with ``CachingOpenAI`` GPT-5.6 and later. A "
+        "marked: models of Anthropic and on Bedrock, and with ``CachingOpenAI`` GPT-5.6 and later. A "
         "``CacheControl`` sets type and ttl. Other integrations refuse cache points.",
     )
     redact: Redact = Field(
@@ -91,7 +91,7 @@ class MemoryFields(Memory):
         repr=False,
         description="A function that is called once for each failed extraction, summary, embedding or recall, with a "
         "``MemoryFailure``: the work that failed, and the next step. It runs in the event loop, must return quickly, "
-        "and is no ``async def``. Default: failures are logged.",
+        "and cannot be an ``async def``. Default: failures are logged.",
     )
     temporary: Switch = Field(
         default=False,
@@ -100,9 +100,9 @@ class MemoryFields(Memory):
     )
     time_zone: TimeZone = Field(
         default=None,
-        description='The time zone of the user, as "Europe/Paris", or a ``tzinfo``. It tells on which day a message '
-        "was said or a fact became known, and which day is today. Facts keep the day on which they were stored. "
-        "Default: the offset of each message's own time, or else UTC.",
+        description='The time zone of the user, such as "Europe/Paris", or a ``tzinfo``. It decides on which day a '
+        "message was said or a fact became known, and which day is today. Facts keep the day on which they were "
+        "stored. Default: the offset of each message's own time, or else UTC.",
     )
 
     _owns_store: bool = PrivateAttr(default=False)
@@ -140,7 +140,7 @@ class MemoryFields(Memory):
     def _agree(self) -> Self:
         if self.shared and self.user_id is None:
             raise SettingError(
-                "shared=True needs a user_id, which names the speaker; saw none. Pass the user's id."
+                "shared=True needs a user_id, which names the speaker; got none. Pass the user's id."
             )
         if self.time_zone is not None:
             for block in self._log_blocks:
@@ -192,7 +192,7 @@ class MemoryFields(Memory):
         if self.sql_store.database.in_memory:
             raise StoreError(
                 "This memory cannot be pickled: its database is in memory, and the copy would be empty. Use a file or "
-                'a server, as async_database_uri="sqlite+aiosqlite:///memory.db", or pass on the memory itself.'
+                'a server, such as async_database_uri="sqlite+aiosqlite:///memory.db", or pass on the memory itself.'
             )
         state = super().__getstate__()
         state["__pydantic_private__"]["_last_sources"] = None

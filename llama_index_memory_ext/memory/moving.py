@@ -30,7 +30,7 @@ async def import_json(
     if memory.user_id is None and len(speakers) > 1:
         raise MessageError(
             f"Expected messages of one user; these name {len(speakers)} users, whose words would become those of "
-            "one. Nothing was stored. Open the session with a user_id and shared=True."
+            "one user. Nothing was stored. Open the session with a user_id and shared=True."
         )
     count = await put(memory, messages, strict=True)
     await memory.sql_store.facts.link_session(memory.session_id)
@@ -59,11 +59,11 @@ async def branch(
     check_id("new_session_id", new_session_id)
     if new_session_id is None:
         raise SettingError(
-            "abranch takes a new_session_id; saw None. Pass the name of the new session."
+            "abranch takes a new_session_id; got None. Pass the name of the new session."
         )
     if until is not None and before is not None:
         raise SettingError(
-            "abranch takes until or before, where the copy ends; saw both. Leave out one of them."
+            "abranch takes until or before, where the copy ends; got both. Leave out one of them."
         )
     access = access_of(memory)
     end = until if before is None else before

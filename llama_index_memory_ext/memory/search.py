@@ -21,7 +21,7 @@ class MemorySearchResult:
 
     A search returns the best entries first, ``last_used`` the order of the prompt.
     ``facts``: each has a ``fact``, a ``score``, 0..1 as in the ranking, and a ``place``:
-    "profile" in front of the record, "question" behind it, "" in a search.
+    "profile" before the record, "question" after it, "" in a search.
     ``messages``: each has a ``role``, a ``day``, a ``text`` of at most 500 tokens, a
     ``similarity`` (1 for the best message), its ``row_ids``, and the ``message_id`` of
     the program.

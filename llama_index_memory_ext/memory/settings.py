@@ -124,7 +124,7 @@ def limits_for(
 def _check_whole_number(name: str, limit: object) -> None:
     if type(limit) not in {int, type(None)}:
         raise LimitError(
-            f"{name} must be a whole number of tokens; saw {describe_value(limit, with_text=True)}. "
+            f"{name} must be a whole number of tokens; got {describe_value(limit, with_text=True)}. "
             "Leave it out for the default."
         )
 
@@ -145,7 +145,7 @@ def _total_limit(window: int | None, token_limit: int | None, described: str) ->
     if window is not None and token_limit > window:
         raise LimitError(
             f"token_limit={token_limit} is too large for the model{described}. Leave token_limit out, which gives "
-            f"{default}, or pass context_window=... if the model has a larger one."
+            f"{default}, or pass context_window=... if the model has a larger window."
         )
     return token_limit
 
@@ -178,7 +178,7 @@ def store_for(chat_store: MemoryStore | None, place: StorePlace) -> MemoryStore:
 
     Raises:
         SettingError: The program passes both a store and a place.
-        StoreError: ``chat_store`` is no ``MemoryStore``.
+        StoreError: ``chat_store`` is not a ``MemoryStore``.
     """
     if chat_store is None:
         return MemoryStore(**place._asdict())
@@ -189,11 +189,11 @@ def store_for(chat_store: MemoryStore | None, place: StorePlace) -> MemoryStore:
     ]
     if names:
         raise SettingError(
-            f"chat_store already has a database and tables; saw {', '.join(names)} beside it. Leave out one of them."
+            f"chat_store already has a database and tables; got {', '.join(names)} beside it. Leave out one of them."
         )
     if not isinstance(chat_store, MemoryStore):
         raise StoreError(
-            f"chat_store must be a MemoryStore, which keeps the cursors of the blocks; it is a "
+            f"chat_store must be a MemoryStore, which keeps the cursors of the blocks; got "
             f"{type(chat_store).__name__}. Use MemoryStore(async_database_uri)."
         )
     return chat_store
@@ -203,7 +203,7 @@ def session_id_for(session_id: str | None, store: MemoryStore) -> str:
     """Return the name of the session; a new name for None.
 
     Raises:
-        SettingError: ``session_id`` is no id.
+        SettingError: ``session_id`` is not an id.
         StoreError: The store outlives the process, and the session has no name.
     """
     check_id("session_id", session_id)
@@ -221,7 +221,7 @@ def check_history(chat_history: object) -> None:
     """Raise a SettingError for a text as the history."""
     if isinstance(chat_history, str):
         raise SettingError(
-            "The second argument is chat_history, a list of messages; saw a str. Pass a user by name: user_id=..."
+            "The second argument is chat_history, a list of messages; got a str. Pass a user by name: user_id=..."
         )
 
 
@@ -229,8 +229,8 @@ def warn_without_summary_model(record_block: CondensedMemoryBlock) -> None:
     """Log a warning if a record with summaries has no model for them."""
     if record_block.summarize and record_block.known_llm() is None:
         logger.warning(
-            "summarize=True has no model, so messages that leave the record are not summarised. Pass llm=..., as "
-            'in llm=OpenAI(model="gpt-4o-mini"), or set Settings.llm.'
+            "summarize=True has no model, so messages that leave the record are not summarised. Pass llm=..., such "
+            'as llm=OpenAI(model="gpt-4o-mini"), or set Settings.llm.'
         )
 
 
@@ -253,7 +253,7 @@ def with_further_blocks(
         seen = [str(getattr(block, "name", describe_value(block))) for block in further]
         raise SettingError(
             "memory_blocks must be a list of LlamaIndex's memory blocks with different names; "
-            f"saw {', '.join(seen)}. The memory makes {' and '.join(block.name for block in blocks)} itself, and "
+            f"got {', '.join(seen)}. The memory makes {' and '.join(block.name for block in blocks)} itself, and "
             f"{PROFILE_NAME} is the name of the profile: leave them out."
         )
     return all_blocks

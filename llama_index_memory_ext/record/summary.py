@@ -191,7 +191,7 @@ async def summarise(
             )
         elif window.place == before.place:
             raise StoreError(
-                "The database was too busy to store a summary. Nothing is lost: the next run makes it anew."
+                "The database was too busy to store a summary. Nothing is lost: the next run makes it again."
             )
 
 

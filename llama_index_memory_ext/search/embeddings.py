@@ -459,7 +459,7 @@ async def _embed(
     shape = (len(texts), dimension)
     if vectors.shape != shape or not np.isfinite(vectors).all():
         raise ValueError(
-            f"expected {len(texts)} vectors of {dimension} finite numbers, saw {vectors.shape}"
+            f"expected {len(texts)} vectors of {dimension} finite numbers, got {vectors.shape}"
         )
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     return list((vectors / np.where(norms, norms, 1.0)).astype(np.float32))

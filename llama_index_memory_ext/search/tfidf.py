@@ -120,7 +120,7 @@ def suppress_failures(
         drop()
         kind = type(error).__name__
         failures[kind] += 1
-        outcome = "the next question builds the index anew"
+        outcome = "the next question builds the index again"
         is_new = failures[kind] == 1
         if not is_handled(MemoryFailure(message, kind, outcome)) and is_new:
             logger.warning("%s (%s); nothing is lost, and %s.", message, kind, outcome)
@@ -209,7 +209,7 @@ class TfidfRanker:
             isinstance(vectorizer, type) or not hasattr(vectorizer, "build_analyzer")
         ):
             raise SettingError(
-                f"vectorizer must be a vectorizer of scikit-learn; saw {describe_value(vectorizer, with_text=True)}. "
+                f"vectorizer must be a vectorizer of scikit-learn; got {describe_value(vectorizer, with_text=True)}. "
                 "Give it an object such as TfidfVectorizer(), with pip install 'llama-index-memory-ext[sklearn]', "
                 "or leave it out."
             )

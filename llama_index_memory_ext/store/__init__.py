@@ -75,7 +75,7 @@ logger = logging.getLogger(__name__)
 class MemoryStore(SQLAlchemyChatStore):
     """LlamaIndex's SQL chat store, with a log of each session that blocks read by cursors, and with facts.
 
-    The chat table is the host's own, with the same columns, so an existing database
+    The chat table is LlamaIndex's own, with the same columns, so an existing database
     keeps working; rows with the status ``archived`` are the log. Rows of a session are
     written, archived and read in the order of their ids.
 
@@ -84,15 +84,15 @@ class MemoryStore(SQLAlchemyChatStore):
             in-memory database) or PostgreSQL, or the ``Path`` of a SQLite file. Its
             statements run in threads of this process, by sqlite3 or psycopg, whose
             options it takes.
-        table_name: The host's chat table; the names of all other tables begin with
-            this.
+        table_name: LlamaIndex's chat table; the names of all other tables begin with
+            this name.
         async_engine: An engine of your own instead of an address. It is used as it is
             and never closed.
-        db_data: Rows of the chat table that a database in memory begins with, as in
+        db_data: Rows of the chat table with which a database in memory begins, as in
             ``model_dump``.
         db_schema: The schema of the tables, where the database has schemas.
-        operation_timeout: The longest time of a call in seconds, above 0, with its wait
-            for locks and connections; then it raises a ``StoreTimeoutError``. To make
+        operation_timeout: The longest time of a call in seconds, above 0, including waits
+            for locks and connections; then it raises a ``StoreTimeoutError``. Creating
             the tables may take ten minutes, ``vacuum`` an hour, and an import of facts
             this time for each 500 facts.
         pool_size: The largest number of threads, each with a connection, of this store
@@ -101,7 +101,7 @@ class MemoryStore(SQLAlchemyChatStore):
         encryption_key: A key with which texts and vectors are stored encrypted, 32
             random bytes as URL-safe Base64; or a list of keys. The first one encrypts,
             and all of them decrypt. Needs the extra ``encryption``.
-        encrypt: A function from a text to the text that is stored, in place of
+        encrypt: A function from a text to the text that is stored, instead of
             ``encryption_key``.
         decrypt: The reverse function.
 
@@ -116,7 +116,7 @@ class MemoryStore(SQLAlchemyChatStore):
     Raises:
         StoreError: The address cannot be read, names a database or a driver that cannot
             keep the log, or a number is out of its range. An ``EncryptionError``:
-            ``encryption_key`` is no key.
+            ``encryption_key`` is not a key.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -212,7 +212,7 @@ class MemoryStore(SQLAlchemyChatStore):
         return dump
 
     async def read_schema_version(self) -> int | None:
-        """Return the version of the tables, also one that is too new to be opened; nothing is made or changed.
+        """Return the version of the tables, even if it is too new to be opened; nothing is created or changed.
 
         It is ``SCHEMA_VERSION`` once this store has used them. None if there is no
         database file, or no table of this package, as in a database of LlamaIndex's own.
@@ -269,9 +269,9 @@ class MemoryStore(SQLAlchemyChatStore):
         limit: int = LAST_ID,
         offset: int = 0,
     ) -> AsyncIterator[ChatMessage]:
-        """Yield messages as ``get_messages`` returns them, read in pages as the loop goes on; without a status, all.
+        """Yield messages as ``get_messages`` returns them, reading one page at a time; without a status, all.
 
-        Messages that are written meanwhile come, too; deleted messages do not.
+        Messages that are written meanwhile are included; deleted messages are not.
         """
         statuses = _statuses_of(status)
         last_id = 0
@@ -323,7 +323,7 @@ class MemoryStore(SQLAlchemyChatStore):
         messages: Sequence[ChatMessage],
         status: MessageStatus = MessageStatus.ACTIVE,
     ) -> None:
-        """Replace all messages of a session, the log's too; the first ones that are the same keep their rows."""
+        """Replace all messages of a session, including the log; equal messages at the beginning keep their rows."""
         await self.log.append(key, messages, _plan_of(status), replace=True)
 
     async def delete_message(self, key: str, idx: int) -> ChatMessage | None:
@@ -380,7 +380,7 @@ class MemoryStore(SQLAlchemyChatStore):
         limit: int = LAST_ID,
         offset: int = 0,
     ) -> list[LogRow]:
-        """Return messages of a session with their rows, oldest first, active messages too; [] if there are none.
+        """Return messages of a session with their rows, oldest first, including active messages; [] if there are none.
 
         ``ids``: only the rows with these ids, such as ``Fact.message_ids``, without
         ``limit`` and ``offset``. A row that cannot be decrypted is marked as damaged.
@@ -390,11 +390,11 @@ class MemoryStore(SQLAlchemyChatStore):
         return await self.readers.find(session_id, limit=limit, offset=offset)
 
     async def count_facts(self) -> dict[str, int]:
-        """Return the number of facts of each namespace that has facts, retired facts too."""
+        """Return the number of facts, including retired facts, of each namespace that has facts."""
         return await self.facts.count_by_user()
 
     async def check_writes(self) -> None:
-        """Raise a StoreError if no row can be written; missing tables are made, and nothing else is stored."""
+        """Raise a StoreError if no row can be written; missing tables are created, and nothing else is stored."""
         await self.database.run(lambda tx: tx.rollback(), sessions=["check_writes"])
 
     @property
@@ -442,11 +442,11 @@ class MemoryStore(SQLAlchemyChatStore):
     async def forget_user(
         self, user_id: str, *, session_ids: Collection[str] = (), vacuum: bool = True
     ) -> dict[str, int]:
-        """Delete a user: the facts of all agents, retired ones too, all sessions, and the embeddings of both.
+        """Delete a user: the facts of all agents, including retired facts, all sessions, and the embeddings of both.
 
         A session belongs to the user if a memory with the ``user_id`` has written to it
         or extracted facts from it. In a session that other users share, the turns in
-        which the user has spoken are deleted, the answers too. Turns and facts of the
+        which the user has spoken are deleted, with their answers. Turns and facts of the
         other users stay. Words of an unknown speaker are deleted. Jobs of these
         sessions in this process are cancelled.
 
@@ -462,12 +462,12 @@ class MemoryStore(SQLAlchemyChatStore):
             of owners), ``"facts"`` and ``"embeddings"``; 0 each if nothing is stored.
 
         Raises:
-            StoreError: The arguments are no ids; nothing is deleted then.
+            StoreError: The arguments are not ids; nothing is deleted then.
         """
         if not isinstance(user_id, str) or isinstance(session_ids, str):
             raise StoreError(
-                f"forget_user takes a user_id as a text, and session_ids as a list of texts; these are a "
-                f"{type(user_id).__name__} and a {type(session_ids).__name__}. Nothing was deleted."
+                f"Expected user_id to be a str, and session_ids a list of str; got {type(user_id).__name__} and "
+                f"{type(session_ids).__name__}. Nothing was deleted."
             )
         forgotten = await self.database.run(forget_user, user_id, session_ids)
         await self.jobs.stop({user_id, *forgotten.sessions})
@@ -498,7 +498,7 @@ class MemoryStore(SQLAlchemyChatStore):
             messages: The number of newest messages of a session to keep, at least 1. A
                 turn with an earlier message is deleted.
             session_ids: Only these sessions; None: all.
-            unread: Whether to delete messages, too, from which a memory has yet to
+            unread: Whether to delete even messages from which a memory has yet to
                 extract facts.
             vacuum: Whether ``vacuum`` follows, without which deleted words may still be
                 in the file.
@@ -518,7 +518,7 @@ class MemoryStore(SQLAlchemyChatStore):
         if not in_range or isinstance(session_ids, str):
             raise SettingError(
                 f"aretain takes days above 0, at most {_MOST_DAYS}, messages of at least 1, and a list of session_ids; "
-                f"saw {describe_value(days)}, {describe_value(messages)} and {describe_value(session_ids)}. "
+                f"got {describe_value(days)}, {describe_value(messages)} and {describe_value(session_ids)}. "
                 "Nothing was deleted."
             )
         since = time.time_ns() - int(days * _DAY_NANOSECONDS)
@@ -558,8 +558,8 @@ class MemoryStore(SQLAlchemyChatStore):
         """
         if not self.database.tables.cipher.is_set:
             raise EncryptionError(
-                "aencrypt needs a key, and this store has none; nothing was changed. Pass encryption_key, to the "
-                "command line in LLAMA_INDEX_MEMORY_KEY."
+                "aencrypt needs a key, and this store has none; nothing was changed. Pass encryption_key, "
+                "or set LLAMA_INDEX_MEMORY_KEY for the command line."
             )
         unreadable = 0
         places = await self.database.run(
@@ -584,7 +584,7 @@ class MemoryStore(SQLAlchemyChatStore):
         disk, and no other program may read or write. PostgreSQL frees the space of the
         rows for new rows. Its write-ahead log, replicas and backups are the operator's
         concern. It may take an hour. Return False if it failed; a warning in the log
-        says why. Call it again then.
+        says why. Then call it again.
         """
         if self.database.in_memory:
             return True

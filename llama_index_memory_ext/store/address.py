@@ -57,7 +57,7 @@ _MAKING_HINT = (
     "afterwards reading and writing rows is all that is needed."
 )
 _LOST_HINT = (
-    "The connection was lost: look whether it was stored before you repeat the call."
+    "The connection was lost: check whether it was stored before you repeat the call."
 )
 
 
@@ -119,7 +119,7 @@ def _parsed(uri: Address) -> URL:
     # Raised outside the block, so that the error has no context with the address.
     raise StoreError(
         "async_database_uri must be a SQLAlchemy address such as 'sqlite:///memory.db' or "
-        "'postgresql://user@host/database', with '%40' for an '@' in a password; saw another text. Pass a file "
+        "'postgresql://user@host/database', with '%40' for an '@' in a password; got another text. Pass a file "
         "of SQLite as a Path, or after 'sqlite:///', without uri= and mode=."
     )
 

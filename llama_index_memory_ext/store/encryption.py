@@ -43,7 +43,7 @@ class Cipher:
         has_one_function = (encrypt is None) != (decrypt is None)
         if has_one_function or (key is not None and encrypt is not None):
             raise SettingError(
-                "Expected encryption_key, or encrypt and decrypt together; saw another combination of the three. "
+                "Expected encryption_key, or encrypt and decrypt together; got another combination of the three. "
                 "Leave out encryption_key, or both functions."
             )
         if key is not None:
@@ -72,7 +72,7 @@ class Cipher:
         if not self.is_set:
             raise EncryptionError(
                 "The database is encrypted, and this store has no key; nothing was read or changed. Pass the key as "
-                "encryption_key, to the command line in LLAMA_INDEX_MEMORY_KEY."
+                "encryption_key, or set LLAMA_INDEX_MEMORY_KEY for the command line."
             )
         return self._convert("decrypt", str(value[TOKEN]))
 
@@ -82,8 +82,8 @@ class Cipher:
             return
         if self.decrypt_digest(mark) != MARK:
             raise EncryptionError(
-                "The functions have not decrypted the mark of the database; nothing was read or changed. Pass the "
-                "encrypt and decrypt with which the texts were stored."
+                "The function decrypt does not fit this database; nothing was read or changed. Pass the encrypt "
+                "and decrypt with which the texts were stored."
             )
         self._checked_mark = mark
 

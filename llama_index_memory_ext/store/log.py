@@ -302,8 +302,8 @@ def new_messages(
             continue
         elif strict:
             raise MessageError(
-                f"messages[{i}]: Expected a new message_id; an earlier message of the session has the same one, "
-                "and other words. Nothing was stored. Give one of them another message_id."
+                f"messages[{i}]: Expected a new message_id; an earlier message of the session has the same "
+                "message_id and other words. Nothing was stored. Give one of them another message_id."
             )
         else:
             logger.warning(

@@ -152,7 +152,7 @@ def _row_of_message(tx: Transaction, key: str, message_id: str | int) -> int:
     ).scalar()
     if row_id is None:
         raise StoreError(
-            f"Expected the message_id of a message of {key!r}; saw {message_id!r}. Nothing was copied."
+            f"Expected the message_id of a message of {key!r}; got {message_id!r}. Nothing was copied."
         )
     return row_id
 

@@ -52,7 +52,7 @@ class _Encrypted(sa.types.UserDefinedType[Any]):
                 return error
             except (ValueError, KeyError) as error:
                 # An error of the parser would quote the text.
-                return EncryptionError(f"Expected JSON; saw a {type(error).__name__}.")
+                return EncryptionError(f"Expected JSON; got a {type(error).__name__}.")
 
         return read
 
@@ -204,7 +204,7 @@ class Tables:
             value = self.cipher.decrypt(value)
         if not isinstance(value, dict):
             raise EncryptionError(
-                f"Expected a JSON object; saw {type(value).__name__}."
+                f"Expected a JSON object; got {type(value).__name__}."
             )
         return value
 

@@ -236,8 +236,8 @@ def _speakers_in(
     speakers -= {user_id, None}
     if speakers and not access.shared:
         raise MessageError(
-            f"Expected additional_kwargs[{SPEAKER_KEY!r}] of a message to be the user_id of the memory; saw another "
-            "one, whose words would become facts of that user. Open the session with shared=True."
+            f"Expected additional_kwargs[{SPEAKER_KEY!r}] of a message to be the user_id of the memory; got another "
+            "user, whose words would become facts of the memory's user. Open the session with shared=True."
         )
     return {speaker for speaker in speakers if speaker}
 

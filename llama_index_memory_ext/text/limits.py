@@ -58,13 +58,13 @@ def limits_of_messages(
     """
     if keep is not None and (most is None or keep > most):
         raise LimitError(
-            f"keep_messages={keep} needs a max_messages of at least as many; it is {most}. "
+            f"keep_messages must be at most max_messages, which is {most}; got {keep}. "
             "Raise max_messages, or lower keep_messages."
         )
     if include_system and most == 1:
         raise LimitError(
-            "include_system=True needs a max_messages of at least 2, for the system's message and another; it is "
-            "1. Raise max_messages, or leave include_system out."
+            "include_system=True needs max_messages of at least 2, for the system's message and another; got 1. "
+            "Raise max_messages, or leave include_system out."
         )
     most = most or sys.maxsize
     keep = keep or min(most, max(2, int(most * ratio)))

@@ -301,8 +301,8 @@ def message_id_of(kwargs: Mapping[str, Json], key: str = ID_KEY) -> str | None:
     else:
         seen = f"a {type(value).__name__}"
     raise MessageError(
-        f"Expected additional_kwargs[{key!r}] to be a text of 1 to {_MOST_ID_CHARACTERS} characters, without blanks "
-        f"around it, or a number; saw {seen}. Write str(...) around an id of another type."
+        f"Expected additional_kwargs[{key!r}] to be a str of 1 to {_MOST_ID_CHARACTERS} characters, without spaces "
+        f"around it, or a number; got {seen}. Write str(...) around an id of another type."
     )
 
 
@@ -353,7 +353,7 @@ def is_same(stored: Json, message: Mapping[str, Json]) -> bool:
 def checked_messages(messages: Json) -> list[ChatMessage]:
     """Return the messages of an iterable as a list.
 
-    Raises a MessageError if it is no iterable of messages, or a message has a wrong id.
+    Raises a MessageError if it is not an iterable of messages, or a message has a wrong id.
     """
     is_list = isinstance(messages, Iterable) and not isinstance(
         messages, ChatMessage | str | dict
@@ -362,7 +362,7 @@ def checked_messages(messages: Json) -> list[ChatMessage]:
     for entry in entries:
         if not (is_list and isinstance(entry, ChatMessage)):
             raise MessageError(
-                f"Expected a list of ChatMessage objects; this is a {type(entry).__name__}. {how_to_put(entry)}"
+                f"Expected a list of ChatMessage objects; got {type(entry).__name__}. {how_to_put(entry)}"
             )
         message_id_of(entry.additional_kwargs)
     return entries
@@ -412,15 +412,15 @@ def _redact_text(text: str, redact: Callable[[str], str]) -> str:
         result: object = redact(text)
     except Exception as error:  # noqa: BLE001 - a function of the program's own may fail in any way
         result = None
-        saw = f"one that raises a {type(error).__name__}"
+        got = f"one that raises a {type(error).__name__}"
     else:
-        saw = f"one that returns a {type(result).__name__}"
+        got = f"one that returns a {type(result).__name__}"
     if isinstance(result, str):
         return result
     # Within the handler, the program's error would be the context of this one, and its
     # message may hold the text.
     raise SettingError(
-        f"redact must be a function that returns a text for each text; saw {saw}. Nothing was stored."
+        f"redact must be a function that returns a text for each text; got {got}. Nothing was stored."
     )
 
 

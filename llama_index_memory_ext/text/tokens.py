@@ -66,7 +66,7 @@ class TokenCounter:
             ships, never from the network. tiktoken loads any other encoding. If it
             cannot, one warning is logged and every count is an estimate: a token for
             three ASCII characters, one for any other character.
-        tokenizer_fn: Turns a text into a list of its tokens, in place of an encoding.
+        tokenizer_fn: Turns a text into a list of its tokens, instead of an encoding.
 
     Examples:
         >>> TokenCounter().count("Hello, world")
@@ -99,7 +99,7 @@ class TokenCounter:
         return tokens
 
     async def load(self) -> None:
-        """Load the vocabulary in a thread, unless it is there: the event loop must not wait for that."""
+        """Load the vocabulary in a thread, unless it is loaded, so that the event loop does not wait."""
         if not self._is_ready:
             await asyncio.to_thread(_encoding, self.name)
 
@@ -184,14 +184,14 @@ def as_counter(tokenizer: Tokenizer) -> TokenCounter:
     if isinstance(tokenizer, TokenCounter):
         return tokenizer
     if not callable(tokenizer):
-        problem = f"is a {type(tokenizer).__name__}"
+        problem = f"a value of type {type(tokenizer).__name__}"
     else:
         tokens = tokenizer("a b")
         if hasattr(tokens, "__len__"):
             return TokenCounter("the given tokenizer", tokenizer)
-        problem = f"gives a {type(tokens).__name__}"
+        problem = f"a function that returns {type(tokens).__name__}"
     raise SettingError(
-        f"tokenizer_fn must be a function from a text to the list of its tokens; this one {problem}. "
+        f"tokenizer_fn must be a function from a text to the list of its tokens; got {problem}. "
         'TokenCounter("gpt-4o") is such a function for a model.'
     )
 

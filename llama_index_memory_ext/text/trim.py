@@ -54,19 +54,19 @@ def trim(
 ) -> list[ChatMessage]:
     """Return the newest of the messages that fit, oldest first; [] for none.
 
-    It differs from LangChain's ``trim_messages(strategy="last")`` in this: no result is
-    kept without its call and no call without all of its results; a newest message that
-    is too large alone is clipped to its head and tail, without its media, rather than
-    lost; and a large system message never exceeds the limit.
+    It differs from LangChain's ``trim_messages(strategy="last")`` in three ways. No result
+    is kept without its call, and no call without all of its results. A newest message
+    that is too large is clipped to its head and tail, without its media, and not lost.
+    A large system message never exceeds the limit.
 
     Args:
         messages: A conversation, oldest first; it is not changed. Messages that stay
             whole are the same objects.
-        token_limit: Most tokens of the result, never exceeded; None for any number.
+        token_limit: Maximum tokens of the result, never exceeded; None for any number.
             Text and tool calls are counted exactly, images as 2,125, audio and video as 256,
             documents as 2,048. Thinking, and the few tokens that a provider adds to
             each message, are not counted.
-        max_messages: Most messages; None for any number. Only a tool call with its
+        max_messages: Maximum number of messages; None for any number. Only a tool call with its
             results may exceed it.
         include_system: Whether the first message is kept if it is the system's or the
             developer's. It counts towards both limits, and is clipped to half of
@@ -76,7 +76,7 @@ def trim(
 
     Raises:
         LimitError: A limit is below 1, or leaves no room beside the system's message.
-        MessageError: A value that is no ``ChatMessage`` is among the messages.
+        MessageError: A value among the messages is not a ``ChatMessage``.
 
     Examples:
         >>> from llama_index.core.llms import ChatMessage
@@ -173,7 +173,7 @@ def _newest(
 def _check_limit(name: str, limit: Any) -> None:
     if limit is not None and (not isinstance(limit, int) or limit < 1):
         raise LimitError(
-            f"{name} must be a whole number of at least 1, or None for no limit; it is {limit!r}."
+            f"{name} must be a whole number of at least 1, or None for no limit; got {limit!r}."
         )
 
 

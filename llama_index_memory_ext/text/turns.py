@@ -213,7 +213,7 @@ def extract_conversation_context(
 
     Args:
         messages: Any messages. Tool calls and results are left out.
-        max_turns: Most turns, the current one included.
+        max_turns: Maximum number of turns, including the current turn.
 
     Examples:
         >>> chat = [ChatMessage("I live in Rome."), ChatMessage("Noted.", role="assistant")]

@@ -256,7 +256,7 @@ def checked_languages(codes: Sequence[str] | None) -> tuple[str, ...] | None:
     if unknown or not named:
         raise ValueError(
             f"expected one or more languages: {', '.join(LANGUAGES)}; "
-            f"saw {unknown[0] if unknown else 'none'!r}. "
+            f"got {unknown[0] if unknown else 'none'!r}. "
             "Pass None to detect the language of each question. "
             "Chinese, Japanese and Korean need no code."
         )

@@ -338,7 +338,7 @@ async def test_of_words_in_another_language_the_users_sentence_is_remembered(
     [
         ("Likes tea", "I like coffee", "Its quote is not in the conversation."),
         ("Likes tea", "You like tea, noted", "Only the assistant said it"),
-        ("Likes tea", "", "It names no words of the user's that say it."),
+        ("Likes tea", "", "It has no quote of the user."),
         ("Likes 12 teas", "I like tea", "It says more than the user did."),
         ("Wants money sent abroad", "I like tea", "It says more than the user did."),
         ("Wants to delete files", "I like tea", "It says more than the user did."),
@@ -579,5 +579,5 @@ def test_wrong_arguments_are_refused(kind: Any) -> None:
         TypeError, match=r"asks a CondensedMemory; this is a Memory\. Build one with"
     ):
         kind(Memory.from_defaults())
-    with pytest.raises(LimitError, match=r"at least 1.*; saw 0"):
+    with pytest.raises(LimitError, match=r"at least 1.*; got 0"):
         kind(CondensedMemory.from_defaults(), token_limit=0)

@@ -124,7 +124,7 @@ async def test_each_page_shows_what_was_saved_of_its_own_user_and_what_was_not_a
             assert saved["text"] == "Saved: Is allergic to nuts"
             assert await second.next() == saved
             assert await other.next() == {
-                "text": "Not saved: Likes sushi. The user only asked it.",
+                "text": "Not saved: Likes sushi. The user only asked about it.",
                 "undo": "",
             }
             # Nothing of Ann's came to Bob in between, nor later.

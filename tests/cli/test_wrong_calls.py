@@ -27,7 +27,11 @@ COMMANDS = [
         "--confidence",
         'facts add "Likes tea"',
     ),
-    ("facts edit 1 --user ann --content ' '", "words are needed", "facts edit 3f2a"),
+    (
+        "facts edit 1 --user ann --content ' '",
+        "expected text that is not blank",
+        "facts edit 3f2a",
+    ),
     ("retain --days old", "--days", "retain --days 90"),
     ("inspect --token-limit 4k", "--token-limit", "inspect --db memory.db"),
     ("mcp --user ann --http 1", "--http", "mcp --user ann"),

@@ -403,7 +403,10 @@ async def test_an_import_cannot_replace_another_agents_fact(store: MemoryStore) 
             'scope "both" needs to know the agent, and agent_id is None. Name it',
         ),
         *(
-            ({"agent_id": blank}, "agent_id must be a text with no blanks around it")
+            (
+                {"agent_id": blank},
+                "agent_id must be a str that is not empty, without spaces around it",
+            )
             for blank in ("", " \n", "travel ")
         ),
     ],

@@ -99,7 +99,7 @@ async def test_facts_are_listed_by_what_is_wanted(
             {"state": "gone"},
             "state must be 'present', 'past', 'retired', 'expired' or 'pending'",
         ),
-        ({"limit": 0}, "limit must be greater than or equal to 1; saw 0"),
+        ({"limit": 0}, "limit must be greater than or equal to 1; got 0"),
         ({"tags": "game"}, "tags"),
         ({"tag": "game"}, "has no argument 'tag'. Did you mean 'tags'?"),
     ],

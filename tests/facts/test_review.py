@@ -408,7 +408,7 @@ def test_facts_of_earlier_versions_have_no_tags_and_are_not_pending() -> None:
         ({"tags": [str(i) for i in range(21)]}, "at most 20 items"),
         ({"tags": [" "]}, "tags"),
         ({"tags": "home"}, "tags"),
-        ({"metadata": {"text": "x" * 3_000}}, "at most 2048 bytes as JSON, saw 3012"),
+        ({"metadata": {"text": "x" * 3_000}}, "at most 2048 bytes as JSON, got 3012"),
         ({"metadata": {"when": utc_now()}}, "JSON"),
         ({"metadata": {"number": float("nan")}}, "JSON"),
         ({"metadata": ["a"]}, "metadata"),

@@ -295,7 +295,7 @@ def test_what_cannot_go_out_is_refused() -> None:
         messages_to_json(
             [ChatMessage(role="user", content="x", additional_kwargs={"a": object()})]
         )
-    with pytest.raises(MessageError, match="this is a str"):
+    with pytest.raises(MessageError, match="got str"):
         messages_to_json("[]")  # type: ignore[arg-type]
 
 
@@ -345,30 +345,30 @@ def test_each_line_may_hold_a_message_and_an_empty_list_is_none() -> None:
 @pytest.mark.parametrize(
     ("source", "complaint"),
     [
-        ("", "saw 0 characters that are none"),
+        ("", "got 0 other characters"),
         ("history.json", "To read a file, pass its bytes"),
         (
             Path("history.json"),
-            "saw a Python PosixPath. To read a file, pass its bytes",
+            "got a Python PosixPath. To read a file, pass its bytes",
         ),
-        (None, "saw null"),
-        ('"text"', "saw a text"),
-        ("{}", "saw an empty object"),
+        (None, "got null"),
+        ('"text"', "got a text"),
+        ("{}", "got an empty object"),
         (
             {"role": "user"},
-            "'content' or another of tool_calls, function_call, refusal, audio; saw an",
+            "'content' or another of tool_calls, function_call, refusal, audio; got an",
         ),
         (
             '{"chat": []}',
-            "in the layout of LlamaIndex or OpenAI; saw an object with the keys 'chat'. docs/migrate.md",
+            "in the layout of LlamaIndex or OpenAI; got an object with the keys 'chat'. docs/migrate.md",
         ),
-        ('{"messages": "none"}', "saw a text"),
+        ('{"messages": "none"}', "got a text"),
         (
             f"[{HELLO}, 7]",
-            r"messages[1]: Expected an object with a 'role' in the layout of LlamaIndex or OpenAI; saw a number",
+            r"messages[1]: Expected an object with a 'role' in the layout of LlamaIndex or OpenAI; got a number",
         ),
         (f"{HELLO}\n{HELLO[:-1]}", "expecting ',' delimiter at line 2, column 37"),
-        (b"\xff\xfe\xfa", "byte 2 is none of utf-16-le"),
+        (b"\xff\xfe\xfa", "byte 2 is not utf-16-le"),
         ("[" * 100_000, "cannot be read (RecursionError)"),
     ],
 )
@@ -395,7 +395,7 @@ def part(kind: str, value: Any) -> dict[str, Any]:
     return {"content": [{"type": kind, kind: value}]}
 
 
-NAMELESS = "objects that name a function in 'tool_calls' and 'function_call'; saw "
+NAMELESS = "objects that name a function in 'tool_calls' and 'function_call'; got "
 
 
 @pytest.mark.parametrize(
@@ -404,32 +404,32 @@ NAMELESS = "objects that name a function in 'tool_calls' and 'function_call'; sa
         ({"role": None}, "an object with a 'role' in the layout of"),
         (
             {"role": "human"},
-            "one of system, developer, user, assistant, function, tool, chatbot, model; saw 'human'",
+            "one of system, developer, user, assistant, function, tool, chatbot, model; got 'human'",
         ),
-        ({"role": "the secret word"}, "model; saw a text"),
-        ({"role": ["user"]}, "model; saw a list"),
+        ({"role": "the secret word"}, "model; got a text"),
+        ({"role": ["user"]}, "model; got a list"),
         (
             {"content": {"parts": ["the secret word"]}},
-            "null or a list of parts in 'content'; saw an object",
+            "null or a list of parts in 'content'; got an object",
         ),
         (
             {"content": ["the secret word"]},
-            "'content'[0] to have a text as 'type'; saw a text",
+            "'content'[0] to have a text as 'type'; got a text",
         ),
         (
             {"content": [{"text": "the secret word"}]},
-            "to have a text as 'type'; saw an object with the keys 'text'",
+            "to have a text as 'type'; got an object with the keys 'text'",
         ),
         (
             part("text", None),
-            "'content'[0] to have a text as 'text'; saw an object with the keys 'type', 'text'",
+            "'content'[0] to have a text as 'text'; got an object with the keys 'type', 'text'",
         ),
         (part("image_url", {}), "'image_url' of 'content'[0] to have a text as 'url'"),
         (
             part("image_url", "the secret word"),
-            "LlamaIndex's ImageBlock; saw wrong values in url (url_parsing)",
+            "LlamaIndex's ImageBlock; got wrong values in url (url_parsing)",
         ),
-        (part("image_url", "data:image/png;base64,secret!"), "saw 7 other characters"),
+        (part("image_url", "data:image/png;base64,secret!"), "got 7 other characters"),
         (
             part(
                 "image_url", {"url": "https://a.b", "detail": {"a": "the secret word"}}
@@ -449,12 +449,12 @@ NAMELESS = "objects that name a function in 'tool_calls' and 'function_call'; sa
         ({"tool_calls": ["the secret word"]}, f"{NAMELESS}a text"),
         ({"tool_calls": [{"id": "c1"}]}, f"{NAMELESS}an object with the keys 'id'"),
         ({"function_call": "the secret word"}, f"{NAMELESS}a text"),
-        ({"tool_call_id": 7}, "to have a text as 'tool_call_id'; saw a number"),
+        ({"tool_call_id": 7}, "to have a text as 'tool_call_id'; got a number"),
         (
             {"name": {"secret": 1}},
-            "to have a text as 'name'; saw an object with the keys 'secret'",
+            "to have a text as 'name'; got an object with the keys 'secret'",
         ),
-        ({"content": 1e400}, "saw NaN, or a number that is too large"),
+        ({"content": 1e400}, "got NaN, or a number that is too large"),
         (
             {"blocks": [{"block_type": "secret", "a": "the secret word"}]},
             "blocks.0 (union_tag_invalid)",
@@ -473,7 +473,7 @@ NAMELESS = "objects that name a function in 'tool_calls' and 'function_call'; sa
         ),
         (
             {"blocks": [], "tool_calls": [{"id": "c1"}]},
-            "saw 'tool_calls' of OpenAI's in an object",
+            "got 'tool_calls' of OpenAI's in an object",
         ),
     ],
 )

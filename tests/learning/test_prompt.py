@@ -273,7 +273,7 @@ async def test_an_answer_that_cannot_be_read_is_asked_for_once_more_with_the_rea
     first, second = (str(request[-1]["content"]) for request in server.requests)
     assert second.startswith(first)
     assert re.fullmatch(
-        r"\n\nYour last answer could not be read: it is no list of facts in valid JSON\. Answer again\.",
+        r"\n\nYour last answer could not be read: it is not a list of facts in valid JSON\. Answer again\.",
         second.removeprefix(first),
     )
     with pytest.raises(FactReplyError):
@@ -374,7 +374,7 @@ def test_categories_that_cannot_be_used_are_refused(categories: Any) -> None:
 
 @pytest.mark.parametrize("text", ["", " \n", 7, ["x"], "x" * 20_001])
 def test_instructions_that_cannot_be_used_are_refused(text: Any) -> None:
-    with pytest.raises(SettingError, match=r"^extraction_prompt .*; saw .*not blank"):
+    with pytest.raises(SettingError, match=r"^extraction_prompt .*; got .*not blank"):
         RelevantFactsBlock(extraction_prompt=text)
 
 

@@ -322,7 +322,7 @@ def test_a_correction_retires_the_old_fact_and_names_the_new_one_if_there_is_one
     (entry,) = outcome.retired
     assert (entry.id, entry.retired_reason, entry.replaced_by) == (
         "coffee",
-        "The user said that it is true no longer.",
+        "The user said that it is no longer true.",
         outcome.accepted[0].id,
     )
     assert outcome.accepted[0].category == "correction"

@@ -141,10 +141,10 @@ async def test_what_is_wrong_is_refused_and_copies_nothing(store: MemoryStore) -
         with pytest.raises(StoreError, match="was used before"):
             await memory.abranch(new)
     with pytest.raises(
-        StoreError, match="message_id of a message of 'chat'; saw 'q-two'"
+        StoreError, match="message_id of a message of 'chat'; got 'q-two'"
     ):
         await memory.abranch("copy", until="q-two")
-    with pytest.raises(SettingError, match=r"takes until or before.*; saw both"):
+    with pytest.raises(SettingError, match=r"takes until or before.*; got both"):
         await memory.abranch("copy", until="q-one", before="a-one")
     for wrong in (None, "", " copy"):
         with pytest.raises(SettingError, match="new_session_id"):

@@ -121,8 +121,8 @@ def test_help_says_what_each_argument_is_and_in_which_range() -> None:
     )
     assert [name for name in PARAMETERS if f" {name}: " not in shown] == []
     assert (
-        "keep_ratio: Share of the limit that is left when the record is cut; 1: each turn. Above 0, at most 1."
-        in shown
+        "keep_ratio: Share of the limit that remains after a cut; 1: the record is cut in each turn. Above 0, at "
+        "most 1." in shown
     )
 
 
@@ -208,17 +208,17 @@ def test_no_argument_takes_just_anything(name: str) -> None:
         (
             CondensedMemoryBlock,
             {"keep_ratio": 2},
-            r"keep_ratio must be .* 1; saw 2\. It is: \"Share of .* for 0\.4\.",
+            r"keep_ratio must be .* 1; got 2\. It is: \"Share of .* for 0\.4\.",
         ),
         (
             CondensedMemoryBlock,
             {"token_limit": "8k"},
-            r"token_limit must be a valid integer.*; saw '8k'\.",
+            r"token_limit must be a valid integer.*; got '8k'\.",
         ),
         (
             CondensedMemoryBlock,
             {"llm": KEY},
-            r"llm must be an instance of LLM; saw a str\.",
+            r"llm must be an instance of LLM; got a str\.",
         ),
         (
             CondensedMemoryBlock,
@@ -228,23 +228,23 @@ def test_no_argument_takes_just_anything(name: str) -> None:
         (
             RelevantFactsBlock,
             {"min_confidence": 2},
-            r"min_confidence must be .* 1; saw 2\.",
+            r"min_confidence must be .* 1; got 2\.",
         ),
         (RelevantFactsBlock, {"categories": {}}, "categories: expected 1 to 50 names"),
         (
             RelevantFactsBlock,
             {"review": "yes"},
-            r"review must be a valid boolean; saw 'yes'\..* for False\.",
+            r"review must be a valid boolean; got 'yes'\..* for False\.",
         ),
         (
             RelevantFactsBlock,
             {"user_id": ""},
-            r"user_id must be a text with no blanks .* must not be empty; saw ''\.",
+            r"user_id must be a str that is not empty, .*; got ''\.",
         ),
         (
             CondensedMemoryBlock,
             {"languages": ["xx"]},
-            "^languages: expected one or more languages: .*; saw 'xx'",
+            "^languages: expected one or more languages: .*; got 'xx'",
         ),
         (
             CondensedMemory,

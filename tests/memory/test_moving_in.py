@@ -144,7 +144,7 @@ async def test_a_time_of_storing_that_is_none_is_refused(
     memory = open_memory()
     exported = {**user("I moved.").model_dump(mode="json"), "stored_at": time}
     with pytest.raises(
-        MessageError, match=r"messages\[1\]: Expected 'stored_at' to be .*; saw "
+        MessageError, match=r"messages\[1\]: Expected 'stored_at' to be .*; got "
     ) as caught:
         await memory.aimport([{"role": "user", "content": "Hello!"}, exported])
     assert "soon" not in str(caught.value)

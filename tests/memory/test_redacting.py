@@ -127,7 +127,7 @@ async def test_facts_are_learned_from_what_is_stored(learns: Learns) -> None:
 
 
 @pytest.mark.parametrize(
-    ("redact", "saw"),
+    ("redact", "got"),
     [
         (fails, "one that raises a ValueError"),
         (lambda text: None, "one that returns a NoneType"),
@@ -135,12 +135,12 @@ async def test_facts_are_learned_from_what_is_stored(learns: Learns) -> None:
     ],
 )
 async def test_where_the_function_fails_nothing_is_stored_and_the_error_has_no_text(
-    open_memory: OpenMemory, database_uri: str, redact: Any, saw: str
+    open_memory: OpenMemory, database_uri: str, redact: Any, got: str
 ) -> None:
     memory = open_memory(redact=redact)
     for put in (memory.aput_messages, memory.aset):
         with pytest.raises(
-            SettingError, match=f"saw {saw}. Nothing was stored."
+            SettingError, match=f"got {got}. Nothing was stored."
         ) as raised:
             await put([assistant(""), user(WORDS)])
         assert WORDS not in "".join(traceback.format_exception(raised.value))

@@ -361,7 +361,7 @@ async def test_an_extraction_counts_from_the_day_of_the_user(
     "make", [CondensedMemory.from_defaults, CondensedMemoryBlock, RelevantFactsBlock]
 )
 def test_an_unknown_zone_is_refused_with_an_example(make: Any, zone: object) -> None:
-    with pytest.raises(SettingError, match=r"Europe/Paris.*saw .*tzdata"):
+    with pytest.raises(SettingError, match=r"Europe/Paris.*got .*tzdata"):
         make(time_zone=zone)
 
 

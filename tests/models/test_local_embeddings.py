@@ -108,7 +108,7 @@ def test_a_text_is_embedded_on_one_thread_whatever_other_libraries_are_told(
 def test_another_name_is_refused_with_what_is_expected(make: Any) -> None:
     """It is not repeated: it may be a key."""
     with pytest.raises(
-        SettingError, match='of LlamaIndex, "local" or None; saw another str'
+        SettingError, match='of LlamaIndex, "local" or None; got another str'
     ) as refused:
         make(embed_model="sk-ant-0123456789")
     assert "0123456789" not in str(refused.value)

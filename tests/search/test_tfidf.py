@@ -186,7 +186,7 @@ def test_what_is_no_vectorizer_is_refused_with_the_extra_that_has_some(
     wrong = wrong_of()
     with pytest.raises(
         SettingError,
-        match=r"vectorizer must be a vectorizer .*; saw .*llama-index-memory-ext\[sklearn\]",
+        match=r"vectorizer must be a vectorizer .*; got .*llama-index-memory-ext\[sklearn\]",
     ):
         TfidfRanker(vectorizer=wrong)
 

@@ -262,7 +262,7 @@ async def test_a_connection_lost_in_the_middle_of_a_write_leaves_nothing_half_do
             connection.exec_driver_sql("SELECT pg_terminate_backend(pg_backend_pid())")
 
     with pytest.raises(
-        StoreError, match="The connection was lost: look whether it was stored"
+        StoreError, match="The connection was lost: check whether it was stored"
     ):
         await memory.aput(user("lost"))
     await memory.aput(user("three"))

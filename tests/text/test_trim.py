@@ -276,7 +276,7 @@ def test_openai_refuses_nothing_of_it(
 )
 def test_what_is_no_list_of_messages_is_refused(messages: Any) -> None:
     with pytest.raises(
-        MessageError, match=r"^Expected (a list of )?ChatMessage objects; this is a "
+        MessageError, match=r"^Expected (a list of )?ChatMessage objects; got "
     ):
         trim(messages)
 
@@ -287,20 +287,20 @@ def test_what_is_no_list_of_messages_is_refused(messages: Any) -> None:
         ({"token_limit": 0}, "token_limit must be a whole number of at least 1"),
         (
             {"token_limit": "10"},
-            "token_limit must be a whole number of at least 1, or None for no limit; it is '10'",
+            "token_limit must be a whole number of at least 1, or None for no limit; got '10'",
         ),
         ({"max_messages": 2.5}, "max_messages must be a whole number"),
         (
             {"max_messages": 1, "include_system": True},
-            "needs a max_messages of at least 2",
+            "needs max_messages of at least 2",
         ),
         (
             {"tokenizer_fn": len},
-            "tokenizer_fn must be a function from a text to the list of its tokens; this one gives",
+            "tokenizer_fn must be a function from a text to the list of its tokens; got a function that returns",
         ),
         (
             {"tokenizer_fn": "gpt-4o"},
-            "tokenizer_fn must be a function .* this one is a str",
+            "tokenizer_fn must be a function .* got a value of type str",
         ),
     ],
 )

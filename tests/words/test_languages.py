@@ -134,6 +134,6 @@ def test_fixed_languages_are_the_only_ones() -> None:
 def test_a_language_that_is_not_known_is_refused(codes: list[str]) -> None:
     with pytest.raises(
         ValueError,
-        match=r"languages: da, de, en, es, fi, fr, it, nl, no, pt, ru, sv; saw .*Pass None to detect",
+        match=r"languages: da, de, en, es, fi, fr, it, nl, no, pt, ru, sv; got .*Pass None to detect",
     ):
         TfidfRanker(languages=codes)

@@ -50,7 +50,7 @@ _Question = Annotated[
 def _with_words(text: str) -> str:
     """Return the text of an argument; raise a ValueError for a blank one, which Typer reports."""
     if not text.strip():
-        raise ValueError("words are needed")
+        raise ValueError("expected text that is not blank")
     return text
 
 
@@ -65,7 +65,9 @@ _Ids = Annotated[
     list[str],
     typer.Argument(metavar="ID", help="The beginning of each fact's id."),
 ]
-_Reason = Annotated[str, cli.option("--reason TEXT", "Why the fact is no longer true.")]
+_Reason = Annotated[
+    str, cli.option("--reason TEXT", "The reason; it is stored with the fact.")
+]
 _Categories = Literal[
     "preference", "knowledge", "context", "behavior", "goal", "correction"
 ]
@@ -114,7 +116,7 @@ app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 cli.app.add_typer(
     app,
     name="facts",
-    help="The facts of a user: list, search, explain, change.",
+    help="List, explain and change the facts of a user.",
     epilog=cli.example("facts list --user ann"),
 )
 
@@ -196,7 +198,7 @@ async def list_(memory: "CondensedMemory", **options: Any) -> Output:
 async def approve(memory: "CondensedMemory", fact_ids: _Ids) -> Output:
     """Approve pending facts, and retire the facts they correct.
 
-    All of them are approved, or none after an error.
+    After an error, none of them is approved.
     """
     facts = await _find_all(memory, fact_ids)
     return _listed(memory, await cli.book_of(memory).aapprove(*facts))
@@ -216,7 +218,7 @@ async def reject(
 
 @command("explain", '"Where do I live?"', embed=Embed)
 async def explain(memory: "CondensedMemory", question: _Question) -> Output:
-    """Explain for each fact why a question shows it, or not.
+    """Explain why a question shows each fact, or not.
 
     Without --agent, the shared facts are explained.
     """
@@ -283,7 +285,7 @@ async def edit(memory: "CondensedMemory", fact_id: _Id, **options: Any) -> Outpu
 async def retire(
     memory: "CondensedMemory", fact_id: _Id, *, reason: _Reason = "retired by hand"
 ) -> Output:
-    """Keep a fact, but no longer show it to the model."""
+    """Hide a fact from the model, but keep it."""
     fact = await _find(memory, fact_id)
     return _changed("Retired", await cli.book_of(memory).aretire(fact.id, reason))
 
