@@ -71,10 +71,10 @@ Db = Annotated[
 ]
 User = Annotated[str | None, option("--user ID", "The user.")]
 Session = Annotated[str | None, option("--session ID", "The session.")]
-Agent = Annotated[str | None, option("--agent ID", "The agent; default: all agents.")]
+Agent = Annotated[str | None, option("--agent ID", "An agent with separate facts.")]
 Embed = Annotated[
     Literal["local"] | None,
-    option("--embed local", "Find by meaning too, with a local model."),
+    option("--embed local", "Also find by meaning, with a local model."),
 ]
 TimeZone = Annotated[
     Any,
@@ -85,7 +85,7 @@ TimeZone = Annotated[
         parser=time_zone_of,
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, errors too.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, including errors.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 NoVacuum = Annotated[
     bool,

@@ -35,7 +35,7 @@ def list_(
     db: Db = None,
     as_json: Json = False,
 ) -> None:
-    """List the sessions, the last used first."""
+    """List the sessions, most recent first."""
 
     async def read(store: ext.MemoryStore) -> Output:
         sessions = await store.sessions(user)
@@ -65,7 +65,7 @@ def export(
     """Write the messages of a session, or all data of a user, as JSON.
 
     With --user, write a copy: the messages of all sessions of the user, and all facts,
-    retired facts too.
+    including retired facts.
     """
     cli.one_of(user, session)
 

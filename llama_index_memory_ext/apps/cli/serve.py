@@ -50,9 +50,9 @@ def inspect(
 ) -> None:
     """Show the database and the next prompt in a browser.
 
-    The pages can be opened on this machine alone, at the address that is printed.
-    Without --write the pages change nothing; with it, facts can be changed, and facts,
-    sessions and users be forgotten.
+    Only this machine can open the pages, at the printed address. With --write, the pages
+    can change facts, and forget facts, sessions and users. Without it, they change
+    nothing.
     """
     with needs_extra("inspect", "starlette", "uvicorn", "jinja2"):
         # Imported here: an extra, and LlamaIndex takes seconds to start.
@@ -118,8 +118,8 @@ def mcp(
     """Serve the facts of a user over the Model Context Protocol.
 
     The tools are search_memory, list_memories, remember and forget, on stdin and stdout.
-    With --session, the messages of a session that another program writes are searched,
-    and quotes must be in them. A database that does not exist is created.
+    With --session, the tools also search a session that another program writes, and
+    quotes must be in it. A database that does not exist is created.
     """
     check_whose(user, session)
     with needs_extra("mcp", "mcp", "mcp_types"):

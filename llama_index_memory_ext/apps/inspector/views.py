@@ -77,7 +77,7 @@ class Views:
     limits: Mapping[str, Any]
 
     async def sessions(self, query: Mapping[str, str]) -> Context:
-        """Return the sessions whose name or users contain the text ``q``, the last used first."""
+        """Return the sessions whose name or users contain the text ``q``, most recent first."""
         part = query.get("q", "")
         user = query.get("user")
         sessions = [
