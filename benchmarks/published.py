@@ -64,7 +64,7 @@ Share of the [evidence](#how-do-i-read-these-figures) in the prompt, or within a
 |---|---|---|---|
 | a turn, at 100 and at 10,000 messages | {history_cost|one turn, CondensedMemory at 100 messages|.0f} and {history_cost|one turn, CondensedMemory at 10,000 messages|.0f} ms | {history_cost|one turn, LlamaIndex's Memory at 100 messages|.0f} and {history_cost|one turn, LlamaIndex's Memory at 10,000 messages|.0f} ms | {by} |
 | longest pause of the event loop in 99 of 100 turns, 10,000 messages and 1,000 facts | {turn_cost|longest pause in 99 of 100 turns, 10,000 messages and 1,000 facts|.0f} ms | | {by} |
-| delay of the agent's first call by an extraction model of 1 s | {facts_cost|the first call of the model comes later by|.1f} ms | | {by} |
+| delay of the agent's first call by an extraction of 1 s | {facts_cost|the first call of the model comes later by|.1f} ms | | {by} |
 | processor time of `embed_model="local"` for a fact or a short question | {other_words_e5|time of the processor for a fact or a question|.0f} ms | | {by} |
 | first `aget` of a new process, 100,000 messages | {restore|more than a fresh session, 100,000 messages|.0f} ms | | {by} |
 
@@ -82,7 +82,7 @@ Share of the [evidence](#how-do-i-read-these-figures) in the prompt, or within a
 |---|---|---|---|
 | tasks in 2 to 40 pieces with a restart: each piece reaches the model once, in order, in one message | {sharded|all holds, CondensedMemory, taken over by a new one|.0%} | {sharded|all holds, the recipe, taken over by a new one|.0%} | {by} |
 | words or facts of a user shown to another user, in 200 random mixtures of 3 users and 4 sessions | {whose_words|times that a user was shown another's words|.0f} | | {by} |
-| messages of another session that a first question knows | {next_session|messages known to the first question, learned in 1 s|of} | | {by} |
+| another session's messages that are known at the first question | {next_session|messages known to the first question, learned in 1 s|of} | | {by} |
 """
 
 # The memories of ``answers`` by their measures, with the names that a page shows.
@@ -195,7 +195,7 @@ READ_FIRST = """
 OLDER
 **When not to use it:**
 
-- **Cost is everything.** A provider's cache serves the conversation at about a tenth of the price. Recalled messages and facts for a question are new in each turn, so they cost the full price. Compared with a `Memory` whose prompts are as long, a turn costs WHOLE_PRICE times as much by default. Without facts it costs {cached_prefix_by_default|price relative to the plain list, R1, CondensedMemory, recall by default, 8,000|.1f} times as much, and without facts and recall {cached_prefix|price relative to the plain list, R1, CondensedMemory, 8,000|.2f} times ([prices in dollars](docs/cost.md)). Anthropic, Bedrock and OpenAI's GPT-5.6 or later cache nothing without [`cache_points`](docs/prompt-caches.md).
+- **Cost is everything.** A provider's cache serves the conversation at about a tenth of the price. Recalled messages and facts for a question are new in each turn, so they cost the full price. By default, a turn costs WHOLE_PRICE times as much as with a `Memory` whose prompts are as long. Without facts it costs {cached_prefix_by_default|price relative to the plain list, R1, CondensedMemory, recall by default, 8,000|.1f} times as much, and without facts and recall {cached_prefix|price relative to the plain list, R1, CondensedMemory, 8,000|.2f} times ([prices in dollars](docs/cost.md)). Anthropic, Bedrock and OpenAI's GPT-5.6 or later cache nothing without [`cache_points`](docs/prompt-caches.md).
 - **Conversations are short and users never come back:** there is nothing to find again, and no fact to carry over.
 - **You need proof with a large model.** The answers in the table come from one small model, and the conversations were generated in three languages. [All figures](docs/figures.md).
 """
