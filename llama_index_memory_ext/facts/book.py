@@ -234,6 +234,7 @@ class FactBook:
             FactError: No fact has this id.
         """
         by: RetiredBy = "change" if replaced_by else "hand"
+        _check_ids(replaced_by or fact_id)
         return await self._change(
             fact_id, lambda fact: retire(fact, reason, self._now(), replaced_by, by=by)
         )
@@ -293,10 +294,10 @@ class FactBook:
         Raises:
             FactError: No fact has this id.
         """
-        facts = await self._all()
-        history = await asyncio.to_thread(history_of, facts, fact_id)
+        _check_ids(fact_id)
+        history = await asyncio.to_thread(history_of, await self._all(), fact_id)
         if not history:
-            raise self._unknown(fact_id, len(facts))
+            raise await self._unknown(fact_id)
         return history
 
     async def aforget(self, *fact_ids: str) -> int:
@@ -305,7 +306,7 @@ class FactBook:
         ``CondensedMemory.aforget`` and ``MemoryStore.forget_user`` delete the facts of
         all agents.
         """
-        _check_ids(fact_ids)
+        _check_ids(*fact_ids)
         return await self._writer.delete(
             self.namespace, list(fact_ids) or None, view=self._view
         )
@@ -373,7 +374,7 @@ class FactBook:
 
         ``decided`` gets each fact, all facts by id, and the time.
         """
-        _check_ids(fact_ids)
+        _check_ids(*fact_ids)
 
         def change(stored: Mapping[str, Fact]) -> list[Fact]:
             now = self._now()
@@ -422,6 +423,7 @@ class FactBook:
             )
 
     async def _change(self, fact_id: str, changed: Callable[[Fact], Fact]) -> Fact:
+        _check_ids(fact_id)
         facts = await self._writer.change(
             self.namespace,
             lambda stored: [*map(changed, stored.values())],
@@ -429,12 +431,13 @@ class FactBook:
             view=self._view,
         )
         if not facts:
-            raise self._unknown(fact_id, len(await self._all()))
+            raise await self._unknown(fact_id)
         return facts[0]
 
-    def _unknown(self, fact_id: str, count: int) -> FactError:
+    async def _unknown(self, fact_id: str) -> FactError:
         return FactError(
-            f"{display_name(self.namespace)!r} has no fact {fact_id!r} ({count} facts). List them first."
+            f"{display_name(self.namespace)!r} has no fact {fact_id!r} ({len(await self._all())} facts). "
+            "List them first."
         )
 
     list = in_sync(alist)
@@ -452,12 +455,12 @@ class FactBook:
     import_ = in_sync(aimport)
 
 
-def _check_ids(fact_ids: Sequence[object]) -> None:
+def _check_ids(*fact_ids: object) -> None:
     for fact_id in fact_ids:
         if not isinstance(fact_id, str):
             raise FactError(
                 f"Expected ids of facts as separate str arguments; got a {type(fact_id).__name__}. "
-                "Nothing was changed. Write a star before a list: (*ids)."
+                "Nothing was changed. Pass fact.id of a Fact. Write a star before a list: (*ids)."
             )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from datetime import date, datetime, timedelta, timezone
 from typing import Any, Protocol
@@ -370,12 +370,23 @@ async def test_what_is_no_fact_and_what_is_no_id_is_refused(
             FactError, match="Expected a Fact, or its content as a str; got "
         ):
             await book.aadd(anything)
-    for anything in ([fact.id], None):
-        with pytest.raises(
-            FactError,
-            match=r"Expected ids of facts as separate str arguments; got a",
-        ):
-            await book.aforget(anything)
+    takes_an_id: list[Callable[[Any], Awaitable[object]]] = [
+        book.aforget,
+        book.aapprove,
+        book.areject,
+        book.aretire,
+        book.arestore,
+        book.ahistory,
+        lambda wrong: book.aupdate(wrong, content="Likes milk"),
+        lambda wrong: book.aretire(fact.id, replaced_by=wrong),
+    ]
+    for anything in (fact, [fact.id], 7):
+        for call_with in takes_an_id:
+            with pytest.raises(
+                FactError,
+                match=r"Expected ids of facts as separate str arguments; got a",
+            ):
+                await call_with(anything)
     with pytest.raises(
         FactError, match="content: expected text with a visible character"
     ):
