@@ -7,7 +7,7 @@ import atexit
 import sys
 import threading
 from concurrent.futures import Future, wait
-from contextlib import closing
+from contextlib import closing, suppress
 from contextvars import ContextVar, copy_context
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
@@ -45,16 +45,20 @@ class BackgroundLoop:
     """
 
     def __init__(self) -> None:
-        started: Future[asyncio.AbstractEventLoop] = Future()
+        self._started: Future[asyncio.AbstractEventLoop] = Future()
         self._end = asyncio.Event()
-        self.thread = threading.Thread(
-            None, asyncio.run, "memory calls", [self._serve(started)], daemon=True
-        )
+        self.thread = threading.Thread(None, self._run, "memory calls", daemon=True)
         self.thread.start()
-        self.loop = started.result()
+        self.loop = self._started.result()
 
-    async def _serve(self, started: Future[asyncio.AbstractEventLoop]) -> None:
-        started.set_result(asyncio.get_running_loop())
+    def _run(self) -> None:
+        # At the end of a program Python 3.12 refuses the thread in which asyncio ends the
+        # loop's executor. All tasks have ended by then.
+        with suppress(RuntimeError):
+            asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        self._started.set_result(asyncio.get_running_loop())
         await self._end.wait()
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
@@ -113,7 +117,7 @@ def _shared_loop() -> BackgroundLoop | None:
         if (
             _is_over
             or _is_within.get()
-            or (_shared is not None and _shared.thread is threading.current_thread())
+            or (_shared and _shared.thread is threading.current_thread())
         ):
             return None
         _shared = _shared or BackgroundLoop()
@@ -138,7 +142,7 @@ def _end_loop() -> None:
     global _is_over  # noqa: PLW0603 - one for each process
     with _guard:
         _is_over = True
-    if _shared is not None:
+    if _shared:
         # After this, the store waits for its writes.
         _shared.close(1.2)
 
@@ -174,8 +178,8 @@ def other_loop() -> asyncio.AbstractEventLoop | None:
 
     None if there is no such loop, or this is it.
     """
-    shared = None if _shared is None else _shared_loop()
-    return None if shared is None else shared.loop
+    shared = _shared and _shared_loop()
+    return shared.loop if shared else None
 
 
 def in_sync(

@@ -203,6 +203,33 @@ def test_a_job_that_gets_no_thread_at_the_end_of_a_program_is_no_failure(
     assert (done.returncode, done.stderr) == (0, "")
 
 
+WITHOUT_THREADS = """
+import asyncio, atexit, threading
+from llama_index_memory_ext.background.loop import run
+
+def refuse_threads():
+    def start(thread):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+    threading.Thread.start = start
+
+atexit.register(refuse_threads)
+run(asyncio.to_thread(print, "in a thread", flush=True))
+"""
+
+
+def test_a_program_ends_silently_where_python_starts_no_thread_at_its_end() -> None:
+    """Python 3.12 refuses new threads as soon as the main thread has ended."""
+    done = subprocess.run(
+        [*python_command(), "-c", WITHOUT_THREADS],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("in a thread\n", "")
+    assert done.returncode == 0
+
+
 STUBBORN = """
 import asyncio, contextlib, threading, time
 from llama_index_memory_ext.background.loop import run, spawn
