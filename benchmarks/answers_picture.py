@@ -29,6 +29,7 @@ def draw(results: Path = RESULTS) -> str:
     """Return the picture as SVG: a point for each memory and length that was measured."""
     result = json.loads((results / "answers.json").read_text(encoding="utf-8"))
     lines = {line["what"]: line for line in result["measures"]}
+    model = result["command"].partition("--model=")[2].split()[0]
     points = []
     for name, label in POINTS.items():
         right = lines.get(f"{name}: right answers")
@@ -46,7 +47,8 @@ def draw(results: Path = RESULTS) -> str:
         )
     return draw_points(
         "Right answers against the tokens of a prompt, for this package and LlamaIndex's Memory.",
-        "Right answers of a small model",
+        "Right answers about earlier messages",
+        f"{model}; best is top left",
         "tokens of a prompt",
         points,
         TICK_TOKENS,

@@ -15,8 +15,8 @@ from benchmarks.measured import RESULTS
 
 NAME = "evidence-and-price.svg"
 # The picture and the axes within it, in pixels.
-WIDTH, HEIGHT = 520, 460
-LEFT, RIGHT, TOP, BOTTOM = 70, 490, 90, 390
+WIDTH, HEIGHT = 520, 494
+LEFT, RIGHT, TOP, BOTTOM = 70, 490, 124, 424
 TICK_TOKENS = 500
 # The frame, the styles of both color schemes and the heading.
 _BEGINNING = """\
@@ -41,7 +41,11 @@ aria-label="{about}">
   </style>
   <rect class="page" x="1" y="1" width="{inner_width}" height="{inner_height}" rx="12"/>
   <text x="24" y="36" class="head">{head}</text>
-  <text x="24" y="62" class="small">blue: CondensedMemory; grey: LlamaIndex's Memory</text>
+  <text x="24" y="62" class="small">{data}</text>
+  <circle class="ours" cx="30" cy="85" r="6"/>
+  <text x="44" y="90" class="small">CondensedMemory</text>
+  <circle class="theirs" cx="216" cy="85" r="6"/>
+  <text x="230" y="90" class="small">LlamaIndex's Memory</text>
 """
 
 
@@ -71,8 +75,8 @@ class Side:
 
 
 SIDES = (
-    Side("with all defaults", "all defaults", "ours", "end", right=4, down=-14),
-    Side("without facts", "no facts", "ours", "end", right=4, down=26),
+    Side("with all defaults", "all defaults", "ours"),
+    Side("without facts", "no facts", "ours", "end", right=-12),
     Side("without facts and recall", "no facts, no recall", "ours", down=26),
     Side("LlamaIndex's Memory, as long when asked", "prompts as long", "theirs"),
     Side(
@@ -98,6 +102,7 @@ def draw(results: Path = RESULTS) -> str:
     return draw_points(
         "The share of the needed messages in the prompt against the price of the prompt, for five memories.",
         "Needed messages in the prompt",
+        f"{values['questions']:,} questions of LoCoMo; best is top left",
         "price of a prompt, in tokens at the full price",
         points,
         TICK_TOKENS,
@@ -105,7 +110,12 @@ def draw(results: Path = RESULTS) -> str:
 
 
 def draw_points(
-    about: str, head: str, axis: str, points: Sequence[Point], tick_tokens: int
+    about: str,
+    head: str,
+    data: str,
+    axis: str,
+    points: Sequence[Point],
+    tick_tokens: int,
 ) -> str:
     """Return a picture of points as SVG, with a number on the lower axis at every second tick."""
     # Labels stand to the right of their points.
@@ -114,6 +124,7 @@ def draw_points(
     beginning = _BEGINNING.format(
         about=about,
         head=head,
+        data=data,
         width=WIDTH,
         height=HEIGHT,
         inner_width=WIDTH - 2,
