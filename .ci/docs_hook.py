@@ -1,5 +1,6 @@
 """Makes pages of files that stand elsewhere in the repository, under the same names, and of the command line's help."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,11 @@ ELSEWHERE = {
     "CONTRIBUTING.md": "CONTRIBUTING.md",
     "LICENSE": "LICENSE",
 }
+# A cell of a table, the code in it, and the signs behind which a name may go on in the next line.
+CELL = re.compile(r"<td[^>]*>.*?</td>", re.DOTALL)
+CODE = re.compile(r"(?<=<code>)[^<]+(?=</code>)")
+JOINTS = re.compile(r"(?<=[a-z\d])(?:[_.=/,(\[]|(?=[A-Z]))(?=\S)")
+OPTION = re.compile(r"<code>(?=--[a-z-]+</code>)")
 HELP = ".ci/command_line.py utils docs --name llama-index-memory"
 
 
@@ -49,3 +55,13 @@ def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
     for there, here in {"](docs/": "](", "](../": "](", 'src="docs/': 'src="'}.items():
         markdown = markdown.replace(there, here)
     return markdown
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    """Called for each finished page: names in tables break between their words, and options nowhere."""
+    broken = CELL.sub(lambda cell: CODE.sub(_with_breaks, cell[0]), output)
+    return OPTION.sub('<code class="option">', broken)
+
+
+def _with_breaks(code: re.Match[str]) -> str:
+    return JOINTS.sub(r"\g<0><wbr>", code[0])
