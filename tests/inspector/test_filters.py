@@ -39,7 +39,7 @@ async def test_a_message_is_found_by_its_words(
     assert "Page 3 of 3" in many
     assert "q=bird" in many
     nothing = (await client.get("messages", params={"id": "birds", "q": "fish"})).text
-    assert "No messages." in nothing
+    assert "No message has these words." in nothing
 
 
 async def test_facts_are_listed_by_category_tag_and_day(

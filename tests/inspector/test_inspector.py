@@ -820,3 +820,24 @@ async def test_the_pages_show_the_days_of_the_prompt(
     assert f"Last used ({zone or 'UTC'})" in sessions
     facts = (await client.get("facts", params={"user": "ann"})).text
     assert f"since {fact.began}" in re.sub("<a [^>]*>", "", facts)
+
+
+async def test_the_pages_count_a_single_thing_in_the_singular(
+    inspect: Inspect, tmp_path: Path
+) -> None:
+    file = tmp_path / "single.db"
+    store = MemoryStore(f"sqlite+aiosqlite:///{file}")
+    async with CondensedMemory.from_defaults(
+        "trip", user_id="mia", chat_store=store, extract_facts=False
+    ) as memory:
+        await memory.facts.aadd("Eats vegetarian food")
+        await memory.aput(user("We plan ten days in Japan."))
+    await store.aclose()
+    client = await inspect(file, writes=True)
+    pages = ("sessions", "users", "facts?user=mia", "session?id=trip")
+    texts = [re.sub("<[^>]*>", "", (await client.get(page)).text) for page in pages]
+    shown = "\n".join(texts)
+    assert re.findall(r"\b1 (?:conversation|fact|message|session|user)s\b", shown) == []
+    assert {"1 conversation", "1 fact", "1 message", "1 session"} <= set(
+        re.findall(r"\b1 [a-z]+", shown)
+    )
