@@ -73,7 +73,6 @@ async def branch(
         )
     copy = memory.model_copy(update={"session_id": new_session_id})
     copy._owns_store = False
-    copy._opened = False
     copy._last_sources = None
     if memory.user_id is None:
         facts = memory.facts_block
