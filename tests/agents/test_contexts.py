@@ -185,6 +185,8 @@ async def test_a_memory_without_the_conversation_is_refused(
         ) as error:
             await restore_context(agent, data, other)
         assert "Ann" not in str(error.value)
+    # A context without a run has no conversation.
+    await restore_context(agent, Context(agent).to_dict(), open_memory("new"))
     with pytest.raises(
         TypeError, match="restore_context asks a CondensedMemory; this is a str"
     ):

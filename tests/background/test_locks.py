@@ -1,4 +1,4 @@
-"""Locks of the tasks of one event loop, and caches of threads."""
+"""Locks of tasks and of jobs on a database, and caches of threads."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import copy
 import gc
 import pickle
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from llama_index_memory_ext.background.locks import lock_for
 from llama_index_memory_ext.background.recent import Recent
+from llama_index_memory_ext.background.threads import Job, Threads
 from tests.forked import run_forked
 
 
@@ -35,6 +37,32 @@ async def test_tasks_that_name_the_same_lock_come_in_their_order() -> None:
         assert order == []
     await asyncio.gather(*tasks)
     assert order == [0, 1, 2, 3, 4]
+
+
+async def test_a_job_on_a_database_overtakes_none_that_shares_a_lock() -> None:
+    """Or a job with two locks would wait for as long as others come with one of them."""
+    begun, go_on = threading.Event(), threading.Event()
+    order: list[str] = []
+
+    def work(job: Job) -> None:
+        order.append(job.name)
+        if job.name == "first":
+            begun.set()
+            go_on.wait(60)
+
+    def job_of(name: str, *locks: str) -> Job:
+        answer = asyncio.get_running_loop().create_future()
+        return Job(0, work, lambda _: None, name, {*locks}, answer, writes=False)
+
+    threads = Threads(2)
+    jobs = [job_of("first", "user"), job_of("second", "session", "user")]
+    jobs.append(job_of("third", "session"))
+    for job in jobs:
+        threads.enter(job)
+    assert await asyncio.to_thread(begun.wait, 60)
+    go_on.set()
+    await asyncio.gather(*(job.answer for job in jobs))
+    assert order == ["first", "second", "third"]
 
 
 # A task of a closed loop is what this is about; Python tells of it when it is collected.

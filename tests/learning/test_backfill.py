@@ -141,6 +141,15 @@ async def test_a_session_that_fails_does_not_stop_the_others(
     assert await contents(again) == ["Likes rain", "Likes tea", "Likes wine"]
 
 
+async def test_failures_that_are_not_in_a_row_do_not_end_it(learns: Learns) -> None:
+    memory, _ = learns(poisoned(OUT_OF_ORDER, "wine"), "new")
+    words = ("tea", "wine", "rain", "wine", "snow", "wine", "milk")
+    for session_id, word in zip("abcdefg", words, strict=True):
+        await tell(memory.sql_store, session_id, word)
+    done = await memory.abackfill(["a", "b", "c", "d", "e", "f", "g"])
+    assert (list(done.failed), done.not_tried) == (["b", "d", "f"], ())
+
+
 async def test_after_three_failures_in_a_row_the_rest_is_not_tried(
     learns: Learns,
 ) -> None:

@@ -238,7 +238,10 @@ async def test_a_copy_of_a_fact_goes_with_the_person(store: MemoryStore) -> None
     # Another program may leave out where a fact comes from.
     facts = [without_origin(fact) for fact in await ann.facts.alist()]
     await store.facts.write("other archive", facts)
+    # A program may number the facts of each user.
+    await store.facts.write("bob", [Fact(id=facts[0].id, content="Likes tea")])
     await store.forget_user("ann", vacuum=False)
+    assert await contents(store, "bob") == ["Likes tea"]
     assert await contents(store, "archive") == []
     assert await contents(store, "other archive") == []
     await FactBook(store, "anna").aimport(exported)

@@ -92,6 +92,8 @@ async def test_a_session_is_open_to_its_user_alone(store: MemoryStore) -> None:
         "I live in Rome.",
         "Fine.",
     ]
+    # Closing flushes a turn, and this one is not Bob's.
+    await ann.aput(user("And now?"))
     await bob.aclose()
 
 
@@ -152,6 +154,33 @@ async def test_a_session_without_a_user_is_taken_over_with_its_facts(
         "embeddings": 0,
     }
     assert await bob.aget() == []
+
+
+async def test_a_fact_that_was_retired_is_back_with_a_session_that_says_it_again(
+    store: MemoryStore,
+) -> None:
+    ann = on(store, "ann", "other", extract_facts=False)
+    await ann.facts.aretire((await ann.facts.aadd("Likes tea")).id)
+    nobody = on(store, None, extract_facts=False)
+    await nobody.aput(user("I like tea."))
+    await nobody.facts.aadd("Likes tea")
+    await on(store, "ann", extract_facts=False).aput(user("Hello."))
+    assert await contents(ann) == ["Likes tea"]
+
+
+async def test_what_was_read_before_a_take_over_is_read_again(
+    store: MemoryStore,
+) -> None:
+    """Its facts would be stored for a session without a user, where nobody looks for them."""
+    nobody = on(store, None, extract_facts=False)
+    await nobody.aput_messages([user("I live in Rome."), assistant("Fine.")])
+    reader = nobody.facts_block.reader_of("chat")
+    page = await store.readers.unread("chat", reader, with_active=True)
+    await on(store, "ann", extract_facts=False).aput(user("I live in Oslo."))
+    last = page.rows[-1].id
+    assert not await store.readers.move(
+        "chat", reader, epoch=page.epoch, old=0, new=last
+    )
 
 
 # ---- a session of several ------------------------------------------------------------------------------------
@@ -219,6 +248,16 @@ async def test_a_message_says_who_has_said_it(store: MemoryStore) -> None:
     for wrong in ("", " ann", ["ann"]):
         with pytest.raises(MessageError, match="user_id"):
             await ann.aput(ChatMessage("Hi", additional_kwargs={"user_id": wrong}))
+
+
+async def test_words_of_a_plain_memory_are_of_the_user_who_shares_the_session(
+    store: MemoryStore,
+) -> None:
+    await store.add_messages("chat", [user("I live in Rome."), assistant("Fine.")])
+    bobs = ChatMessage("I live in Oslo.", additional_kwargs={"user_id": "bob"})
+    await on(store, "ann", shared=True, extract_facts=False).aput(bobs)
+    rows = await store.readers.find("chat")
+    assert [row.user_id for row in rows] == ["ann", None, "bob"]
 
 
 async def test_forgetting_one_of_several_leaves_the_others(store: MemoryStore) -> None:
