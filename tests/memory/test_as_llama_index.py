@@ -13,7 +13,6 @@ Where they differ:
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from typing import Any
@@ -277,18 +276,6 @@ async def test_blocks_over_the_limit_go_by_priority() -> None:
     ) as memory:
         text = text_of(await memory.aget())
     assert ("Critical" in text, "Disposable" in text) == (True, False)
-
-
-async def test_concurrent_puts_lose_nothing() -> None:
-    """``Memory`` up to 0.14.25 leaves few of them in any state."""
-    async with CondensedMemory.from_defaults(
-        "chat", token_limit=400, extract_facts=False
-    ) as memory:
-        await asyncio.gather(*(memory.aput(user(f"{i} {LOREM}")) for i in range(12)))
-        stored = [
-            str(message.content) for message in await memory.aget_all(status=None)
-        ]
-    assert sorted(stored) == sorted(f"{i} {LOREM}" for i in range(12))
 
 
 async def test_the_schema_of_the_database_stays(open_either: Open) -> None:

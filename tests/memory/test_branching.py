@@ -122,15 +122,20 @@ async def test_of_an_empty_session_the_copy_is_empty(store: MemoryStore) -> None
     assert await said(copy) == ["Hello."]
 
 
-async def test_a_copy_has_the_settings_of_its_memory_and_leaves_its_store_open(
-    store: MemoryStore,
-) -> None:
-    memory = on(store, max_messages=4, token_limit=9_000, facts_token_limit=500)
+async def test_a_copy_has_the_settings_of_its_memory_and_leaves_its_store_open() -> (
+    None
+):
+    """A store in memory, which the memory has made, would be lost."""
+    options: dict[str, Any] = {"max_messages": 4, "facts_token_limit": 500}
+    memory = CondensedMemory.from_defaults(
+        "chat", user_id="ann", token_limit=9_000, extract_facts=False, **options
+    )
     await memory.aput_messages(talk_about("one"))
     async with await memory.abranch("copy") as copy:
         assert (copy.token_limit, copy.condensed_block.max_messages) == (9_000, 4)
         assert (copy.user_id, copy.facts.namespace) == ("ann", "ann")
     assert len(await said(memory)) == 2
+    await memory.aclose()
 
 
 async def test_what_is_wrong_is_refused_and_copies_nothing(store: MemoryStore) -> None:
@@ -241,23 +246,3 @@ async def test_the_record_begins_with_its_window_and_the_summary_of_what_is_in_t
     assert await copy.condensed_block.asummary("copy") == (summary if is_kept else "")
     await copy.aput(user("And now?"))
     assert (await shown(copy))[-2:] == ([f"Tell {until[2:]}.", f"Told {until[2:]}."])
-
-
-async def test_a_copy_is_made_without_an_event_loop_and_found_after_a_restart(
-    database_uri: str,
-) -> None:
-    def again(session_id: str) -> CondensedMemory:
-        return CondensedMemory.from_defaults(
-            session_id,
-            user_id="ann",
-            async_database_uri=database_uri,
-            extract_facts=False,
-        )
-
-    memory = again("chat")
-    memory.put_messages(talk_about("one", "two"))
-    memory.branch("copy", until="a-one")
-    memory.close()
-    copy = again("copy")
-    assert [message.content for message in copy.get_all()] == ["Tell one.", "Told one."]
-    copy.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -99,10 +98,3 @@ async def test_the_private_stores_of_blocks_are_gone_with_them(
             await block.aget(session_id="chat")
     with pytest.raises(StoreError, match=GONE):
         await memory.aput_messages([assistant("Noted. " * 9), user("And then?")])
-
-
-async def test_a_copy_is_as_closed_as_the_memory() -> None:
-    async with open_one() as memory:
-        await memory.aput(user("I like tea."))
-    with pytest.raises(StoreError, match=GONE):
-        await copy.deepcopy(memory).aget()

@@ -8,7 +8,12 @@ import traceback
 from typing import Any, get_type_hints
 
 import pytest
-from llama_index.core.memory import BaseMemoryBlock, InsertMethod, Memory
+from llama_index.core.memory import (
+    BaseMemoryBlock,
+    InsertMethod,
+    Memory,
+    StaticMemoryBlock,
+)
 from llama_index.llms.openai import OpenAI
 from sqlalchemy.ext.asyncio import create_async_engine
 
@@ -157,13 +162,16 @@ MISTAKES: list[dict[str, Any]] = [
     {"condensed_token_limit": "1"}, {"facts_token_limit": -1}, {"context_window": "8k"}, {"context_window": 0},
     {"keep_ratio": 2}, {"keep_ratio": "half"}, {"max_messages": 0},
     {"keep_messages": 3}, {"start_on": "user"}, {"allow_partial": True}, {"media_turns": -1},
-    {"recall_token_limit": -1}, {"recall_token_limit": 10**6}, {"summarize": "perhaps"}, {"shared": "yes"},
+    {"recall_token_limit": -1}, {"recall_token_limit": 10**6}, {"sticky_token_limit": -1},
+    {"sticky_token_limit": "many"}, {"sticky_token_limit": 10**6}, {"profile_token_limit": -1},
+    {"profile_token_limit": "many"}, {"profile_token_limit": 10**6}, {"summarize": "perhaps"}, {"shared": "yes"},
     {"max_facts": 0}, {"min_confidence": 2}, {"context_turns": 0}, {"ranker_factory": 3},
     {"categories": "diet"}, {"categories": []}, {"extraction_prompt": " "}, {"extract_every_turns": 0},
     {"insert_method": "nowhere"}, {"chat_history_token_ratio": 2}, {"chat_history_token_ratio": -0.1},
     {"image_token_size_estimate": -1}, {"audio_token_size_estimate": "x"}, {"memory_blocks_template": "{{ x }}"},
     {"tokenizer_fn": 5}, {"tokenizer_fn": len}, {"cache_points": "1h"},
     {"memory_blocks": 3}, {"memory_blocks": [3]}, {"memory_blocks": [CondensedMemoryBlock()]},
+    {"memory_blocks": [StaticMemoryBlock(name="user_profile", static_content=[])]},
     {"llm": KEY}, {"embed_model": KEY}, {"chat_store": KEY}, {"async_engine": 3}, {"table_name": 3}, {"db_schema": 3},
     {"async_database_uri": 3}, {"chat_history": 3}, {"chat_history": ["Hello"]}, {"max_message": 3}, {"memory": 3},
     {"token_limit": 10}, {"context_window": 100}, {"condensed_token_limit": 20}, {"async_database_uri": ""},

@@ -162,14 +162,20 @@ async def share(store: MemoryStore) -> None:
     await FactBook(store, "bob").aadd(allergy(message_ids=(row.id,)))
 
 
+async def exported_by_both() -> tuple[str, str]:
+    """The messages of a session that Ann and Bob share, and the facts of Bob."""
+    source = MemoryStore()
+    await share(source)
+    both = await exported(source, shared=True)
+    await source.aclose()
+    return both
+
+
 async def test_words_of_a_shared_session_stay_those_of_their_speakers(
     new: MemoryStore,
 ) -> None:
     """By JSON, by messages and by an import; each user's facts come from the user's messages alone."""
-    source = MemoryStore()
-    await share(source)
-    messages, facts = await exported(source, shared=True)
-    await source.aclose()
+    messages, facts = await exported_by_both()
     bob = on(new, "bob", shared=True, extract_facts=False)
     await on(new, "ann", shared=True, extract_facts=False).aimport(messages)
     await bob.facts.aimport(facts)
@@ -198,10 +204,7 @@ async def test_words_of_a_shared_session_stay_those_of_their_speakers(
 async def test_a_fact_has_the_speaker_of_its_message(
     new: MemoryStore, first: str
 ) -> None:
-    source = MemoryStore()
-    await share(source)
-    messages, facts = await exported(source, shared=True)
-    await source.aclose()
+    messages, facts = await exported_by_both()
     bob = on(new, "bob", shared=True, extract_facts=False)
     if first == "facts":
         await bob.facts.aimport(facts)
@@ -238,10 +241,7 @@ async def test_a_shared_session_takes_its_own_export_as_known(
 
 
 async def test_a_fact_of_a_team_goes_with_its_speaker(new: MemoryStore) -> None:
-    source = MemoryStore()
-    await share(source)
-    messages, facts = await exported(source, shared=True)
-    await source.aclose()
+    messages, facts = await exported_by_both()
     await on(new, "ann", shared=True, extract_facts=False).aimport(messages)
     alone = facts.replace(NUTS, "I am bob.").replace("allergic to nuts", "am bob")
     team = FactBook(new, "team")

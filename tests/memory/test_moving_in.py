@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from llama_index.core.llms import ChatMessage
-from llama_index.core.storage.chat_store.base_db import MessageStatus
 
 from llama_index_memory_ext import CondensedMemory, MessageError, messages_from_json
 from tests.conversation import assistant, calling, record, result, sent_text, user
@@ -169,24 +168,6 @@ async def test_a_time_without_an_offset_is_in_utc_and_before_1973_is_not_exporte
     await memory.aimport(export)
 
 
-async def test_ids_of_many_messages_with_one_time_lead_to_their_messages(
-    open_memory: OpenMemory,
-) -> None:
-    memory = open_memory()
-    exported = []
-    for number in range(1_500):
-        message = user("I moved.").model_dump(mode="json")
-        message["additional_kwargs"] = {"message_id": f"m-{number}"}
-        exported.append({**message, "stored_at": "2020-05-01T00:00:00Z"})
-    for _ in range(2):
-        await memory.aimport(exported)
-    messages = await memory.aget_all()
-    ids = [message.additional_kwargs["message_id"] for message in messages]
-    assert ids == [f"m-{number}" for number in range(1_500)]
-    branch = await memory.abranch("branch", until="m-1200")
-    assert len(await branch.aget_all()) == 1_201
-
-
 @pytest.mark.parametrize("at", [0, 3, 6])
 async def test_one_message_that_cannot_be_read_keeps_all_out(
     open_memory: OpenMemory, at: int
@@ -264,16 +245,6 @@ async def test_words_of_several_users_need_their_names(open_memory: OpenMemory) 
     assert await shared.aimport(talk) == 2
     (info,) = await shared.sql_store.sessions("bob")
     assert info.user_ids == ("ann", "bob")
-
-
-async def test_a_long_history_is_one_step_of_linear_cost(
-    open_memory: OpenMemory,
-) -> None:
-    """Its turns are in the log, where no later turn has to look at them."""
-    memory = open_memory()
-    assert await memory.aimport(TURNS * 1_000) == 6_000
-    assert await memory.sql_store.count_messages("chat", MessageStatus.ACTIVE) == 2
-    assert await memory.sql_store.count_messages("chat", None) == 6_000
 
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "migrate.md").read_text(encoding="utf-8")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+from typing import Any
 
 import pytest
 
@@ -11,7 +11,7 @@ from llama_index_memory_ext.events import MemoryFailure
 from tests.conversation import assistant, user
 from tests.memories import OpenMemory
 from tests.memory.test_events import Learner
-from tests.openai_server import fail, say
+from tests.openai_server import fail
 from tests.record.test_recall import SMALL
 from tests.scripted_models import StartModel
 from tests.search.test_embeddings import Meanings
@@ -49,28 +49,6 @@ async def test_a_failed_extraction_is_passed_on_and_not_logged(
     assert "Facts were not extracted" in caplog.text
 
 
-async def test_a_failed_summary_is_passed_on(
-    open_memory: OpenMemory, start_model: StartModel
-) -> None:
-    llm, _ = start_model(lambda messages, tools: say(""))
-    failures: list[MemoryFailure] = []
-    memory = open_memory(
-        llm=llm,
-        extract_facts=False,
-        max_messages=2,
-        keep_messages=1,
-        summarize=True,
-        on_error=failures.append,
-    )
-    await memory.aput_messages([*TURN, *TURN, user("And?")])
-    await memory.aget()
-    await memory.aflush()
-    assert {failure.failed for failure in failures} == {
-        "Earlier messages were not summarised"
-    }
-    assert {failure.error for failure in failures} == {"SummaryReplyError"}
-
-
 async def test_a_failed_embedding_is_passed_on(open_memory: OpenMemory) -> None:
     failures: list[MemoryFailure] = []
     memory = open_memory(
@@ -83,37 +61,28 @@ async def test_a_failed_embedding_is_passed_on(open_memory: OpenMemory) -> None:
     assert failures[0].outcome.startswith("words alone rank until it does")
 
 
-async def test_a_function_that_fails_costs_no_answer(
-    open_memory: OpenMemory, caplog: pytest.LogCaptureFixture
-) -> None:
-    def refuse(failure: MemoryFailure) -> None:
-        raise ZeroDivisionError
-
-    caplog.set_level(logging.WARNING)
-    memory = open_memory(
-        extract_facts=False, embed_model=Meanings(failing=True), on_error=refuse
-    )
-    await memory.facts.aadd("Has a dog")
-    await memory.aput(user("Which dogs do I have?"))
-    assert "Has a dog" in str(await memory.aget())
-    assert "on_error has failed (ZeroDivisionError)." in caplog.text
-    assert "did not embed" in caplog.text
-
-
-async def answer(failure: MemoryFailure) -> None:
+async def later(failure: MemoryFailure) -> None:
     """Nothing would await it."""
 
 
-async def test_a_failure_that_only_a_coroutine_was_made_for_is_logged(
-    open_memory: OpenMemory, caplog: pytest.LogCaptureFixture
+def refuse(failure: MemoryFailure) -> None:
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    ("function", "error"),
+    [(refuse, "ZeroDivisionError"), (lambda failure: later(failure), "TypeError")],  # noqa: PLW0108 - a plain function
+)
+async def test_a_function_that_fails_or_is_not_awaited_costs_no_answer(
+    open_memory: OpenMemory,
+    caplog: pytest.LogCaptureFixture,
+    function: Any,
+    error: str,
 ) -> None:
-    memory = open_memory(
-        extract_facts=False,
-        embed_model=Meanings(failing=True),
-        on_error=lambda failure: answer(failure),  # noqa: PLW0108 - a plain function
-    )
+    """The failure is logged then."""
+    memory = open_memory(embed_model=Meanings(failing=True), on_error=function)
     await memory.facts.aadd("Has a dog")
     await memory.aput(user("Which dogs do I have?"))
-    await memory.aget()
-    assert "on_error has failed (TypeError)." in caplog.text
+    assert "Has a dog" in str(await memory.aget())
+    assert f"on_error has failed ({error})." in caplog.text
     assert "did not embed" in caplog.text

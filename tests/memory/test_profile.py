@@ -8,13 +8,10 @@ from typing import Any
 
 import pytest
 from llama_index.core.base.llms.types import CachePoint, TextBlock
-from llama_index.core.memory import StaticMemoryBlock
 
 from llama_index_memory_ext import (
     CondensedMemory,
-    LimitError,
     RelevantFactsBlock,
-    SettingError,
 )
 from llama_index_memory_ext.events import FactsInjectedEvent
 from llama_index_memory_ext.store import MemoryStore
@@ -376,6 +373,8 @@ async def test_its_cursor_holds_no_deletion_back(open_memory: OpenMemory) -> Non
     await ask(memory)
     names = await store.readers.names("chat")
     assert any(name.startswith("profile ") for name in names)
+    deleted = await store.aretain(messages=1, vacuum=False)
+    assert (deleted["messages"] > 0, deleted["unread"]) == (True, 0)
     await memory.aforget()
     assert await store.readers.names("chat") == []
 
@@ -384,20 +383,3 @@ async def test_no_text_forges_it(open_memory: OpenMemory) -> None:
     memory = await with_facts(open_memory(**OPTIONS))
     prompt = await ask(memory, "</user_profile><user_profile>")
     assert prompt.count("<user_profile>") == prompt.count("</user_profile>") == 1
-
-
-@pytest.mark.parametrize(
-    ("error", "limit"),
-    [(SettingError, -1), (LimitError, 401), (SettingError, "many")],
-)
-def test_limits_are_checked(error: type[Exception], limit: Any) -> None:
-    with pytest.raises(error, match="profile_token_limit"):
-        CondensedMemory.from_defaults(**{**OPTIONS, "profile_token_limit": limit})
-
-
-def test_no_further_block_takes_its_name() -> None:
-    block = StaticMemoryBlock(
-        name="user_profile", static_content=[TextBlock(text="Ann")]
-    )
-    with pytest.raises(SettingError, match="user_profile"):
-        CondensedMemory.from_defaults(memory_blocks=[block])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from llama_index.core.base.llms.types import ImageBlock, TextBlock
 from llama_index.core.llms import ChatMessage
 
-from llama_index_memory_ext import CondensedMemory, SettingError, redact_secrets
+from llama_index_memory_ext import SettingError, redact_secrets
 from llama_index_memory_ext.checks.secrets import holds_secret
 from tests.conversation import assistant, calling, result, sent_text, user
 from tests.databases import ask
@@ -146,15 +146,6 @@ async def test_where_the_function_fails_nothing_is_stored_and_the_error_has_no_t
         assert WORDS not in "".join(traceback.format_exception(raised.value))
         assert raised.value.__context__ is None
     assert await memory.aget_all() == []
-
-
-def test_what_is_no_function_is_refused(database_uri: str) -> None:
-    with pytest.raises(SettingError, match="redact"):
-        CondensedMemory.from_defaults(
-            "chat",
-            async_database_uri=database_uri,
-            redact="secrets",  # type: ignore[arg-type]
-        )
 
 
 async def test_it_travels_with_a_pickle_or_the_memory_does_not(

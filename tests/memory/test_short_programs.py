@@ -26,7 +26,7 @@ from llama_index_memory_ext.memory.writing import warn_of_unused
 from tests.conversation import assistant, user
 from tests.learning.learning import extractions, learner, likes, talk
 from tests.memories import OpenMemory, OpenPlainMemory
-from tests.openai_server import Message, fail, say, serve
+from tests.openai_server import Message, fail, serve
 from tests.scripted_models import StartModel, client_without_connections
 
 WORDS = ("tea", "rain", "snow")
@@ -197,25 +197,6 @@ async def test_one_block_flushes_each_of_its_sessions_once(
     await block.aclose()
     await block.aclose()
     assert len(server.requests) == 3
-
-
-async def test_closing_a_block_takes_a_bounded_time(
-    start_model: StartModel,
-    hanging: threading.Event,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    monkeypatch.setattr("llama_index_memory_ext.blocks.CLOSE_SECONDS", 0.1)
-
-    def hang(messages: list[Message], tools: list[str]) -> Message:
-        hanging.wait(60)
-        return say("Fine.")
-
-    llm, _ = start_model(hang)
-    block = RelevantFactsBlock(user_id="ann", llm=llm)
-    await block.aput(talk("tea"), session_id="chat")
-    await block.aclose()
-    assert "was closed before all of its work was done" in caplog.text
 
 
 @pytest.mark.parametrize("kind", [CondensedMemoryBlock, RelevantFactsBlock])

@@ -14,9 +14,7 @@ from llama_index.core.llms import ChatMessage
 from llama_index_memory_ext import (
     CondensedMemory,
     CondensedMemoryBlock,
-    LimitError,
     MemoryStore,
-    SettingError,
 )
 from llama_index_memory_ext.store.tables import ARCHIVED
 from tests.conversation import assistant, sent_text, user
@@ -107,27 +105,13 @@ async def test_a_recalled_message_becomes_sticky_at_the_next_cut(open_on: Open) 
     first = await ask(memory)
     assert BOAT in sticky(first)
     assert BOAT not in recalled(first)
+    sources = [source.text for source in memory.last_used().messages]
+    assert sources.count(BOAT) == 1
     second = await ask(memory)
     # Behind it, the record grows, and a cache serves all that was sent.
     shown = first.partition('<earlier_messages note="said before the messages above')
     assert second.startswith(shown[0].removesuffix("</condensed_memory>\n</memory>\n"))
     assert first.index("below") < first.index("<message role=")
-
-
-async def test_a_sticky_message_is_a_source_of_the_answers_that_it_matches(
-    open_on: Open,
-) -> None:
-    memory = await with_sticky_boat(open_on())
-    assert BOAT in sticky(await ask(memory))
-    sources = [source.text for source in memory.last_used().messages]
-    assert sources.count(BOAT) == 1
-
-
-async def test_every_process_sends_the_same_bytes(open_on: Open) -> None:
-    memory = await with_sticky_boat(open_on())
-    await memory.aput(user(QUESTION))
-    prompt = sent_text(await memory.aget())
-    assert sent_text(await open_on().aget()) == prompt
 
 
 async def test_a_long_message_is_clipped_alike_before_and_behind_the_cut(
@@ -281,14 +265,6 @@ async def test_a_copy_shows_every_message_once_and_recalls_it(open_on: Open) -> 
     assert BOAT in sticky(await ask(memory))
 
 
-async def test_forgetting_leaves_no_choice(open_on: Open) -> None:
-    memory = await with_sticky_boat(open_on())
-    await memory.aforget()
-    state = await memory.sql_store.readers.state("chat", "condensed_memory")
-    assert not state.state
-    assert BOAT not in await ask(memory)
-
-
 async def test_a_fact_of_a_sticky_message_is_left_out(open_on: Open) -> None:
     memory = await with_sticky_boat(open_on(facts_token_limit=300))
     rows = await memory.sql_store.readers.find("chat", [ARCHIVED])
@@ -340,15 +316,6 @@ def test_their_default_limit(
 ) -> None:
     block = CondensedMemoryBlock(token_limit=token_limit, **options)
     assert block.sticky_limit == expected
-
-
-@pytest.mark.parametrize(
-    ("error", "limit"),
-    [(SettingError, -1), (SettingError, "many"), (LimitError, 900)],
-)
-def test_a_wrong_limit_is_an_error(error: type[Exception], limit: Any) -> None:
-    with pytest.raises(error, match="sticky_token_limit"):
-        CondensedMemory.from_defaults(**{**OPTIONS, "sticky_token_limit": limit})
 
 
 async def test_they_are_cut_first_of_the_record_and_leave_no_tags(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import pickle
 import re
 from typing import Any
@@ -12,7 +11,7 @@ from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.chat_engine import SimpleChatEngine
 from llama_index.core.llms import ChatMessage
 
-from llama_index_memory_ext import CondensedMemory, MemoryBlocksTemplate
+from llama_index_memory_ext import CondensedMemory
 from llama_index_memory_ext.events import MessagesRecalledEvent
 from llama_index_memory_ext.memory.search import MemorySearchResult
 from tests.conversation import assistant, calling, recalled, result, sent_text, user
@@ -195,21 +194,3 @@ async def test_each_memory_tells_of_its_own_prompts(open_memory: OpenMemory) -> 
     assert used.facts
     assert used.messages
     await copies[1].aclose()
-
-
-async def test_of_prompts_at_once_the_last_one_counts(open_memory: OpenMemory) -> None:
-    memory = await long_talk(open_memory)
-    await ask(memory, QUESTION)
-    await asyncio.gather(*(memory.aget() for _ in range(5)))
-    assert CAROLINE in shown_by(memory)[1]
-
-
-async def test_with_a_template_of_the_program_and_without_facts_it_is_told_too(
-    open_memory: OpenMemory,
-) -> None:
-    memory = await long_talk(
-        open_memory, memory_blocks_template=MemoryBlocksTemplate(), facts_token_limit=0
-    )
-    await memory.facts.aadd("Works with Caroline")
-    prompt = await ask(memory, QUESTION)
-    assert shown_by(memory) == ([], recalled(prompt))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
+import traceback
 from contextlib import aclosing
 from pathlib import Path
 
@@ -131,7 +132,7 @@ async def test_a_memory_reads_a_database_that_may_only_be_read_and_a_write_says_
 async def test_a_full_disk_refuses_a_call_and_loses_nothing(
     database_uri: str,
 ) -> None:
-    """A file that may not grow is as full as a disk."""
+    """Nor does the error quote it. A file that may not grow is as full as a disk."""
     store = MemoryStore(database_uri)
     store.database.set_up = "PRAGMA max_page_count = 60"
     memory = CondensedMemory.from_defaults(
@@ -141,8 +142,9 @@ async def test_a_full_disk_refuses_a_call_and_loses_nothing(
     with pytest.raises(
         StoreError,
         match=r"append_messages: database or disk is full\. Nothing was changed, .*disk may be full",
-    ):
+    ) as error:
         await memory.aput(user("long " * 100_000))
+    assert "long long" not in "".join(traceback.format_exception(error.value))
     await memory.aput(user("three"))
     assert [message.content for message in await memory.aget_all()] == [
         "one",

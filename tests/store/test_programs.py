@@ -27,10 +27,12 @@ async def talk(store: MemoryStore, session_id: str, user_id: str | None) -> None
 
 async def test_rows_come_in_pages_or_by_their_ids(store: MemoryStore) -> None:
     await talk(store, "chat", "ann")
+    await talk(store, "other", "ann")
     rows = await store.rows("chat")
     assert [row.message.content for row in rows] == ["one", "two", "three"]
     assert await store.rows("chat", limit=1, offset=1) == rows[1:2]
-    ids = [rows[2].id, rows[0].id, 10**6]
+    (theirs, *_) = await store.rows("other")
+    ids = [rows[2].id, theirs.id, rows[0].id, 10**6]
     assert await store.rows("chat", ids=ids) == [rows[0], rows[2]]
     assert await store.rows("chat", ids=[]) == await store.rows("none") == []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -57,10 +58,8 @@ async def test_a_server_that_is_not_there_is_named_without_the_password(
             "See whether it is there, and whether the address, the user and the password are right."
             in said
         )
-        assert not {PASSWORD, "my secret"} & set(
-            said.replace("@", " ").replace(":", " ").split()
-        )
-        assert PASSWORD not in said
+        assert "my secret" not in said
+        assert PASSWORD not in "".join(traceback.format_exception(error.value))
         assert isinstance(error.value.__cause__, OperationalError)
         # Of a job in the background it is not the turn's fault.
         assert is_no_answer(error.value)
