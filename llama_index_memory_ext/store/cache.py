@@ -66,7 +66,6 @@ class StoreCache:
         The name that is put stays, however large it is.
         """
         with _guard:
-            before = self.size
             if name not in self._kept:
                 self._kept[name] = _Kept()
                 self.size += _SIZE_OF_NAME
@@ -74,7 +73,7 @@ class StoreCache:
             self.size += size - named.sizes.get(settings, 0)
             named.values[settings] = value
             named.sizes[settings] = size
-            while self.size > before and size_of_caches() > MOST_KEPT:
+            while size_of_caches() > MOST_KEPT:
                 oldest = min(_caches, key=lambda cache: cache.oldest_use)
                 if oldest.oldest_use == named.last_use:
                     return
