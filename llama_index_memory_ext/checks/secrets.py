@@ -131,7 +131,7 @@ def _looks_chosen(word: str, fewest_digits: int) -> bool:
     """
     plain = word.strip("\"'`.,;:()[]<>=。、「」").rstrip("#*")
     if plain.isdigit():
-        return fewest_digits <= len(plain) <= _ACCOUNT_DIGITS
+        return len(plain) >= fewest_digits
     has_letter = any(map(str.isalpha, plain))
     has_digit = any(map(str.isdigit, plain))
     has_mark = not set("!$%^*~#@&").isdisjoint(plain.rstrip("!"))
