@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.agent_view import AgentView
     from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.store import MemoryStore
-    from llama_index_memory_ext.store.readers import Readers
     from llama_index_memory_ext.store.rows import FactsVersion
     from llama_index_memory_ext.text.parts import Part
 
@@ -45,18 +44,13 @@ if TYPE_CHECKING:
 class _Choice(NamedTuple):
     """The facts that were chosen for the profile of a session.
 
-    ``readers``, ``cursor``: of the record at the time of the choice.
+    ``cursor``: of the record at the time of the choice.
     ``heat``: the sum of the similarities of each fact to the questions since then.
     """
 
-    readers: Readers
     cursor: tuple[int, int]
     fact_ids: list[str]
     heat: Counter[str]
-
-    def is_for(self, record: RecordInPrompt) -> bool:
-        """Return whether the choice is for this record: it has the same readers, and was not cut since."""
-        return self.readers is record.readers and self.cursor == record.cursor
 
 
 class UserFacts:
@@ -170,17 +164,14 @@ class UserFacts:
             return []
         key = (reader, record.session_id)
         choice = self._choices.get(key)
-        if choice is None or not choice.is_for(record):
-            heat = Counter[str]()
-            # A preview has its own cursors, and begins without heat as a new memory does.
-            if choice is not None and choice.readers is record.readers:
-                heat = choice.heat
+        if choice is None or choice.cursor != record.cursor:
+            heat = choice.heat if choice else Counter[str]()
             fact_ids = self.present.profile(record, limit, weights, heat)
             # An empty choice is not kept: the first facts enter the profile at once.
             if not fact_ids:
                 return []
             fact_ids = await self._store_choice(reader, record, fact_ids)
-            choice = _Choice(record.readers, record.cursor, fact_ids, Counter())
+            choice = _Choice(record.cursor, fact_ids, Counter())
             self._choices.put(key, choice)
         # Another thread may replace both meanwhile.
         facts = self.facts
