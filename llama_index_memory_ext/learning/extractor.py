@@ -400,7 +400,7 @@ class Extractor:
         turn = SetAside(batch.rows[0].id, batch.rows[-1].id, type(error).__name__)
         if action == "set aside":
             progress = progress.without(turn)
-            position = max(turn.last, position)
+            position = turn.last
         if progress == batch.progress:
             return False
         is_stored = await self.user_facts.store.readers.move(
