@@ -53,6 +53,7 @@ def test_the_users_own_words_are_found_for_a_quote(quote: str, words: str) -> No
         "Ann",
         "I hate New Orleans",
         "live with Bob in Paris",
+        "with Anna ... I live",
         "我在上海工作",
         "I live " * 300,
     ],

@@ -352,20 +352,6 @@ def test_sessions_are_listed_with_their_users(cli: Here, database: Path) -> None
     assert cli("sessions", "list", "--user", "bob").stdout == "No sessions.\n"
 
 
-def test_messages_that_were_exported_are_imported_as_they_were(
-    cli: Here, database: Path, tmp_path: Path
-) -> None:
-    talk(database, "s", "ann", "I live in Köln 🚀.")
-    file = str(tmp_path / "s.json")
-    assert cli("export", "--session", "s", "-o", file).returncode == 0
-    done = cli("import", file, "--session", "t", *ANN)
-    assert (done.returncode, done.stdout) == (0, "Imported 2 messages into t.\n")
-    first, second = (cli("export", "--session", name).stdout for name in ("s", "t"))
-    assert json.loads(first) == json.loads(second)
-    sessions = cli.json("sessions", "list", *ANN)
-    assert {session["session_id"] for session in sessions} == {"s", "t"}
-
-
 def test_a_file_in_the_encoding_of_another_shell_is_imported(cli: Here) -> None:
     messages = json.dumps(
         [{"role": "user", "content": "I like Köln.", "message_id": "m1"}]
@@ -376,21 +362,14 @@ def test_a_file_in_the_encoding_of_another_shell_is_imported(cli: Here) -> None:
         )
         assert done.returncode == 0
     assert cli("export", "--session", "s").stdout.count("I like Köln.") == 1
+    assert [one["session_id"] for one in cli.json("sessions", "list", *ANN)] == ["s"]
 
 
 @pytest.mark.parametrize(
     ("content", "options", "says"),
     [
         (b"hello", ("--session", "s"), "got 5 other characters"),
-        (b'{"results": []}', ANN, "Convert an export of mem0, LangGraph or Zep first"),
-        (
-            b'[{"type": "human", "content": "a"}]',
-            ("--session", "s"),
-            "docs/migrate.md has scripts that convert messages",
-        ),
-        (b'{"a": 1}', ("--session", "s"), "messages"),
-        (b'"\xff"', ("--session", "s"), "UTF-8"),
-        (b"no json", ANN, "Line 1 is not a fact"),
+        (b"no json", ANN, "Convert an export of mem0, LangGraph or Zep first"),
         (b'{"version": 99}\n', ANN, "schema version 99"),
     ],
 )
@@ -435,20 +414,6 @@ def test_the_facts_of_all_agents_are_listed_and_those_that_one_of_them_sees(
         in cli("facts", "retire", ids["health"], *ANN, "--agent", "travel").stderr
     )
     assert cli("facts", "retire", ids["health"], *ANN).returncode == 0
-
-
-def test_facts_of_all_agents_are_exported_imported_and_forgotten(
-    cli: Here, database: Path, tmp_path: Path
-) -> None:
-    for options in ((), ("--agent", "travel"), ("--agent", "health")):
-        add(cli, f"Dreams of an island {options}", *options)
-    exported = cli("export", *ANN).stdout
-    other = ("--db", str(tmp_path / "other.db"))
-    assert "3 facts of ann" in cli("import", "-", *other, stdin=exported).stdout
-    assert cli("export", *ANN, *other).stdout == exported
-    done = cli("forget", *ANN, "--yes", "--json")
-    assert json.loads(done.stdout)["deleted"]["facts"] == 3
-    assert b"island" not in database.read_bytes()
 
 
 def test_a_person_is_deleted_and_the_file_proves_it(cli: Here, database: Path) -> None:
@@ -536,17 +501,6 @@ def test_one_session_is_deleted_and_what_is_known_stays(
     assert "Semiramis" in cli("facts", "list", *ANN).stdout
 
 
-def test_a_session_that_is_its_own_user_is_deleted_with_its_facts(
-    cli: Here, database: Path
-) -> None:
-    talk(database, "s", None, "My cat is called Semiramis.")
-    cli("facts", "add", "Has a cat called Semiramis", "--session", "s")
-    assert "Semiramis" in cli("facts", "list", "--session", "s").stdout
-    assert cli("facts", "list", *ANN).stdout == "No facts of ann.\n"
-    assert cli("forget", "--session", "s", "--yes").returncode == 0
-    assert b"Semiramis" not in database.read_bytes()
-
-
 def test_a_session_is_no_user_of_its_name(cli: Here, database: Path) -> None:
     talk(database, "bobs", "bob", "My dog is called Nebukadnezar.")
     talk(database, "bob", None, "My cat is called Semiramis.")
@@ -579,6 +533,29 @@ def test_ctrl_c_at_the_question_deletes_nothing(cli: Here, database: Path) -> No
     assert "a" in cli("sessions", "list").stdout
     assert cli("forget", *ANN, stdin=Typed("y\n")).returncode == 0
     assert cli("sessions", "list").stdout == "No sessions.\n"
+
+
+def test_an_export_leaves_out_a_message_that_cannot_be_read(
+    cli: Here, database: Path
+) -> None:
+    talk(database, "a", "ann", "I like tea.")
+    with closing(sqlite3.connect(database)) as connection, connection:
+        damage = "UPDATE llama_index_memory SET data = '[7]' WHERE role = 'user'"
+        connection.execute(damage)
+    exported = json.loads(cli("export", "--session", "a").stdout)
+    assert [message["role"] for message in exported] == ["assistant"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such terminals")
+def test_an_exported_text_is_no_command_to_the_terminal(
+    cli: Here, database: Path
+) -> None:
+    """A file has the text as it is."""
+    talk(database, "a", "ann", "I like \x9b31mtea.")
+    with at_terminal("export", "--session", "a", "--db", str(database)) as terminal:
+        assert terminal.end() == 0
+    assert "I like \ufffd31mtea." in terminal.printed
+    assert "I like \x9b31mtea." in cli("export", "--session", "a").stdout
 
 
 def test_what_is_old_is_deleted_for_good_and_facts_stay(
@@ -638,6 +615,19 @@ def test_the_search_finds_what_a_deletion_alone_leaves(tmp_path: Path) -> None:
         assert not holds_deleted(file, [texts[2], "short", " " * 99])
         connection.execute("VACUUM")
         assert not holds_deleted(file, texts)
+
+
+def test_the_search_finds_what_the_log_of_an_open_file_has(tmp_path: Path) -> None:
+    file = tmp_path / "x.db"
+    text = "Ann likes canaries."
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("CREATE TABLE rows (data)")
+        connection.execute("INSERT INTO rows VALUES (?)", [text])
+        connection.commit()
+        connection.execute("DELETE FROM rows")
+        connection.commit()
+        assert holds_deleted(file, [text])
 
 
 def test_the_doctor_creates_nothing_and_says_whether_rows_can_be_written(
@@ -750,19 +740,12 @@ def test_a_database_of_something_else_is_left_alone(cli: Here, database: Path) -
     ("options", "code", "says"),
     [
         ((), 2, "Show the database and the next prompt in a browser"),
-        (("facts",), 2, "List the current facts, the newest first."),
-        (("dance",), 2, "No such command 'dance'"),
         (
             ("facts", "add", "x", *ANN, "--db", "/no/such/folder/m.db"),
             1,
             "create it first",
         ),
         (("facts", "add", "x", *ANN, "--db", "/"), 1, "unable to open database file"),
-        (
-            ("facts", "add", "x", *ANN, "--db", "postgres://a:secret@127.0.0.1:9/c"),
-            1,
-            "Use one of sqlite, ",
-        ),
         (
             (
                 "facts",
@@ -780,13 +763,12 @@ def test_a_database_of_something_else_is_left_alone(cli: Here, database: Path) -
             2,
             "in memory is gone when the command ends",
         ),
-        (("mcp",), 2, "pass --user ID"),
-        (("facts", "list"), 2, "pass --user ID"),
         (
             ("facts", "list", "--user", " ann"),
             2,
             "without spaces around it or lone surrogates; got ' ann'",
         ),
+        (("mcp",), 2, "pass --user ID"),
         (("export", "--session", ""), 1, "There is no session ''"),
         (("facts", "list", "--user", "", "--session", "s"), 2, "that is not empty"),
         (("forget", "--user", "", "--yes"), 1, "Nothing is stored about ''"),
@@ -795,20 +777,12 @@ def test_a_database_of_something_else_is_left_alone(cli: Here, database: Path) -
             1,
             "the address names 'postgre'",
         ),
-        (("facts", "forget", *ANN), 2, "Missing argument"),
         (
             ("forget", *ANN),
             2,
             "No terminal to confirm on; nothing was changed. Pass --yes",
         ),
         (("--table", "", "facts", "add", "x", *ANN), 2, "must not be empty"),
-        (("facts", "add", " ", *ANN), 2, "expected text that is not blank"),
-        (
-            ("facts", "add", "x", *ANN, "--category", "opinion"),
-            2,
-            "'preference', 'knowledge'",
-        ),
-        (("facts", "retire", "x", *ANN), 1, "'ann' has no fact 'x' (1 fact)"),
         (("export",), 2, "pass either --user ID or --session ID"),
         (("export", *ANN, "-o", "/"), 1, "'/': Is a directory"),
         (("import", "/", *ANN, "--agent", "a"), 2, "'/': Is a directory"),
@@ -820,7 +794,6 @@ def test_a_database_of_something_else_is_left_alone(cli: Here, database: Path) -
             1,
             "SQLite or PostgreSQL",
         ),
-        (("sessions", "list", "--db", "nonsense://"), 1, "names 'nonsense'. Use"),
     ],
 )
 def test_mistakes_get_a_clear_sentence(

@@ -164,6 +164,13 @@ async def test_searches_and_the_retriever_find_what_is_wanted(
     assert [fact.id for fact in memory.facts.list(tags=["drink"])] == ["tea"]
 
 
+async def test_a_fact_keeps_the_day_of_its_own_time_zone(store: MemoryStore) -> None:
+    book = FactBook(store, "ann", time_zone=timezone.utc)
+    night = datetime(2026, 3, 10, 1, tzinfo=timezone(timedelta(hours=14)))
+    await book.aadd("Likes tea", created_at=night)
+    assert [fact.began for fact in await book.alist()] == [day(0)]
+
+
 async def test_what_is_known_already_holds_has_ended_or_is_pending(
     book: FactBook, store: MemoryStore
 ) -> None:

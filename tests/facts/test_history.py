@@ -21,8 +21,10 @@ from llama_index_memory_ext import (
 )
 from llama_index_memory_ext.fact import retire
 from llama_index_memory_ext.facts.lines import fact_line
+from llama_index_memory_ext.learning.reply import NewFact
+from llama_index_memory_ext.text.turns import Utterance
 from tests.conversation import assistant, user
-from tests.learning.learning import Learns, as_report, learner
+from tests.learning.learning import Learns, learner
 from tests.memories import OpenMemory
 from tests.openai_server import Message, call
 from tests.scripted_models import StartModel
@@ -237,6 +239,23 @@ async def test_a_past_fact_can_be_forgotten(open_memory: OpenMemory) -> None:
     ] == ["bergen"]
 
 
+async def test_a_wish_to_forget_does_not_store_a_deleted_fact_again(
+    open_memory: OpenMemory,
+) -> None:
+    """It was deleted after it was shown to the agent."""
+    memory = open_memory("chat", user_id="ann")
+    tea = await memory.facts.aadd("Likes tea")
+    await memory.facts.aforget(tea.id)
+    wish = "Forget that I like tea"
+    await memory.facts_block.extractor("chat").apply(
+        [NewFact(quote=wish, ends=1)],
+        [Utterance(1, "user", wish)],
+        [tea],
+        retired_by="request",
+    )
+    assert await memory.facts.alist(state="all") == []
+
+
 async def test_embeddings_rank_past_facts_too(open_block: OpenBlock) -> None:
     """A vector that is kept is not computed again."""
     block = await open_block(MOVED, BERGEN, embed_model=MockEmbedding(embed_dim=8))
@@ -255,11 +274,8 @@ async def test_an_extraction_tells_a_change_from_a_correction_and_a_wish_to_forg
 
     def model(messages: list[Message], tools: list[str]) -> Message:
         numbers = re.findall(r"(\d+)\. Lived in (\w+)", messages[-1]["content"])
-        gone = [
-            {"number": int(number), "reason": "", "quote": said[town]}
-            for number, town in numbers
-        ]
-        return call(("c", "report_facts", as_report({"retired": gone})))
+        gone = [{"quote": said[town], "ends": int(number)} for number, town in numbers]
+        return call(("c", "report_facts", {"facts": gone}))
 
     memory = learns(model)[0]
     for town in said:

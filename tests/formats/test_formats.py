@@ -146,6 +146,7 @@ def test_pictures_sounds_and_files_come_in_as_blocks() -> None:
             {"content": None, "audio": {"id": "audio_1", "transcript": "Hello."}},
             "Hello.",
         ),
+        ({"content": "Hi.", "audio": {"id": "audio_1", "transcript": "Hi."}}, "Hi."),
         ({"content": ""}, ""),
         ({"content": None}, ""),
         ({"content": []}, ""),
@@ -376,21 +377,6 @@ def test_what_is_no_json_of_messages_is_told_apart(source: Any, complaint: str) 
     assert complaint in refusal(source)
 
 
-@pytest.mark.parametrize(
-    "entry",
-    [
-        {"type": "human", "content": "Hello"},
-        {"role": "user", "content": "Hello", "parts": []},
-        {"schema": "llama_index_memory_ext.fact"},
-    ],
-)
-def test_the_error_for_another_format_names_the_page_with_scripts(
-    entry: dict[str, Any],
-) -> None:
-    for source in ([entry], entry):
-        assert "docs/migrate.md has scripts" in refusal(json.dumps(source))
-
-
 def part(kind: str, value: Any) -> dict[str, Any]:
     return {"content": [{"type": kind, kind: value}]}
 
@@ -402,6 +388,7 @@ NAMELESS = "objects that name a function in 'tool_calls' and 'function_call'; go
     ("fields", "complaint"),
     [
         ({"role": None}, "an object with a 'role' in the layout of"),
+        ({"parts": []}, "docs/migrate.md has scripts"),
         (
             {"role": "human"},
             "one of system, developer, user, assistant, function, tool, chatbot, model; got 'human'",

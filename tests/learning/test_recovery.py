@@ -23,6 +23,7 @@ from llama_index_memory_ext.learning.progress import (
     after_failure,
     progress_of,
 )
+from tests.conversation import user
 from tests.learning.learning import Learns, contents, likes, poisoned, talk
 from tests.memories import OpenMemory
 from tests.openai_server import Message, fail, say
@@ -58,7 +59,10 @@ async def test_a_turn_that_fails_for_good_is_set_aside_and_all_others_are_read(
     """It is found by halves, listed, also by another process, and tried again on purpose."""
     memory, server = learns(poisoned(answer, "wine"))
     words = ["tea", "rain", "snow", "wine", "milk", "hail"]
-    await memory.sql_store.log.append("chat", talk(*words), len)
+    messages = talk(*words)
+    # The text behind the failed turn is read as whole as the texts before.
+    messages[8] = user(f"{'so ' * 500}I like milk. {'so ' * 500}")
+    await memory.sql_store.log.append("chat", messages, len)
     await memory.aflush()
     assert await contents(memory) == sorted(
         f"Likes {word}" for word in words if word != "wine"
@@ -73,10 +77,14 @@ async def test_a_turn_that_fails_for_good_is_set_aside_and_all_others_are_read(
     assert [(turn.first, turn.last) for turn in stats.set_aside] == [(7, 8)]
     again = learns()[0]
     assert (await again.abackfill()).set_aside == 1
+    extractor = again.facts_block.extractor("chat")
+    (turn,) = await extractor.set_aside()
     done = await again.abackfill(failed=True)
     assert (done.messages, done.new, done.set_aside) == (2, 1, 0)
     assert "Likes wine" in await contents(again)
     assert (await again.astats()).set_aside == ()
+    # As a process does that has listed the turn before.
+    assert (await extractor.extract_again(turn)).usage.calls == 0
 
 
 async def test_three_tries_have_a_pause_between_them_and_survive_a_restart(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import date, datetime, timezone
+from datetime import date, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -101,7 +101,6 @@ def test_chinese_facts_are_kept() -> None:
         (new("Likes unit\u202e tests"), "invisible"),
         (new("Likes pytest</memory>"), "markup"),
         (new("Password is swordfish"), "secret"),
-        (new("PREFERS pytest, for testing!"), "duplicate"),
         (new("Likes " + "very " * 200 + "long facts"), "too_long"),
         (new("Likes unit tests", quote="I prefer pytest " * 200), "too_long"),
         ({}, "unreadable"),
@@ -126,6 +125,22 @@ def test_a_secret_in_the_words_that_a_quote_means_is_found() -> None:
     }
 
 
+def test_a_secret_is_found_in_the_translation_that_a_model_quotes() -> None:
+    """Its own language may have words that nothing here knows."""
+    lines = [Utterance(1, "user", "A jelszavam kutya12, és tíz éve Pécsen élek.")]
+    quote = "My password is kutya12, and I have lived here for years"
+    outcome = gated(new("Lives here", quote=quote), lines=lines)
+    assert (outcome.accepted, outcome.rejections) == ((), {"secret": 1})
+
+
+def test_a_rejection_holds_no_secret_whatever_its_reason() -> None:
+    outcome = gated(new("Password is swordfish", confidence=0.1), new("Naps", quote=""))
+    assert [(entry.reason, entry.content) for entry in outcome.rejected] == [
+        ("low_confidence", ""),
+        ("no_quote", "Naps"),
+    ]
+
+
 def test_wishes_and_permissions_are_stored_as_data() -> None:
     """Memories are shown as data, so that no list of words must tell one wish from another."""
     lines = [Utterance(1, "user", "You may call me Ann. Always answer in French.")]
@@ -146,9 +161,6 @@ def test_wishes_and_permissions_are_stored_as_data() -> None:
             "Works at the Oslo office",
         ),
         ("Are you a vegetarian?", "Yes", "Is a vegetarian"),
-        ("Where do you live?", "Turin", "Lives in Turin"),
-        ("How many children do you have?", "three", "Has 3 children"),
-        ("你喜欢猫吗?", "是的", "喜欢猫"),
     ],
 )
 def test_a_short_answer_counts_with_its_question(
@@ -160,22 +172,6 @@ def test_a_short_answer_counts_with_its_question(
         content
     ]
     assert kept(gated(new(content, quote=question), lines=[asked, said])) == []
-
-
-@pytest.mark.parametrize(
-    ("said", "content", "stored"),
-    [
-        ("My sister is a nurse.", "Sister is a nurse", True),
-        ("My mom is a nurse.", "Mother is a nurse", True),
-        ("My sister Ann is a nurse.", "Ann is a nurse", True),
-        ("She is a nurse in Rome.", "Is a nurse in Rome", False),
-        ("I help Bob. Ann helps me.", "Ann helps the user", True),
-        ("我妹妹是护士。", "妹妹是护士", True),
-    ],
-)
-def test_a_fact_about_another_says_whom(said: str, content: str, stored: bool) -> None:
-    outcome = gated(new(content, quote=said), lines=[Utterance(1, "user", said)])
-    assert kept(outcome) == [content] * stored
 
 
 def test_what_is_over_has_the_day_before_it_was_said_as_its_last_day() -> None:
@@ -283,6 +279,19 @@ def test_of_a_book_only_the_words_around_the_quote_are_the_source() -> None:
     assert len(fact.source) == 2_000
 
 
+def test_a_fact_of_a_team_is_that_of_the_speaker_who_said_it_last() -> None:
+    """The words of the other speaker, who may leave the team, are not stored with it."""
+    said = "I prefer pytest."
+    lines = [
+        Utterance(1, "user", said, "bob"),
+        Utterance(2, "assistant", "Me too.", "bob"),
+        Utterance(3, "user", said, "ann"),
+        Utterance(4, "assistant", "Noted.", "ann"),
+    ]
+    (fact,) = gated(new("Prefers pytest"), lines=lines, known=()).accepted
+    assert (fact.message_ids, fact.source) == ((3,), f"{said}\nNoted.")
+
+
 def test_an_agent_may_not_say_more_than_the_user() -> None:
     new_facts = (
         new("Prefers pytest for all testing", "I prefer pytest"),
@@ -326,8 +335,11 @@ def test_a_correction_retires_the_old_fact_and_names_the_new_one_if_there_is_one
         outcome.accepted[0].id,
     )
     assert outcome.accepted[0].category == "correction"
-    (entry,) = gated(ENDS).retired
+    # The user has said it again after these words.
+    later = COFFEE.model_copy(update={"updated_at": NOW + timedelta(days=9)})
+    (entry,) = gated(ENDS, known=[later]).retired
     assert (entry.id, entry.replaced_by) == ("coffee", None)
+    assert entry.retired_at == later.updated_at
 
 
 def test_a_retirement_needs_words_of_the_user_that_end_a_fact_that_is_not_pinned() -> (

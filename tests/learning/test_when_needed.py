@@ -20,7 +20,7 @@ from llama_index_memory_ext import (
 from llama_index_memory_ext.blocks import learning as learning_module
 from llama_index_memory_ext.events import ExtractionFailedEvent, FactsExtractedEvent
 from llama_index_memory_ext.text.tokens import TokenCounter
-from tests.conversation import assistant, sent_text, user
+from tests.conversation import assistant, calling, result, sent_text, user
 from tests.learning.learning import (
     Learns,
     contents,
@@ -84,6 +84,16 @@ async def test_long_unread_messages_are_read_earlier(learns: Learns) -> None:
         await memory.aput_messages([long, assistant("Fine.")])
         await memory.facts_block.await_jobs("chat")
     assert likes(server.requests) == [["tea"] * 3]
+
+
+async def test_a_turn_of_very_many_calls_is_read_before_others_are_counted(
+    learns: Learns,
+) -> None:
+    memory, server = learns()
+    calls = [calling(("c", "look", {})), result("c", "Nothing.")] * 100
+    await memory.aput_messages([user("I like tea."), *calls, assistant("Fine.")])
+    await memory.facts_block.await_jobs("chat")
+    assert likes(server.requests) == [["tea"]]
 
 
 @pytest.mark.parametrize("setting", [1, 3])
