@@ -153,6 +153,8 @@ def test_the_users_words_are_checked_as_a_statement_is(said: str, content: str) 
         ("I fly tomorrow", "Flies on 2025-11-21"),
         ("Vivo en Cádiz con mi hermano.", "Vive en Cádiz"),
         ("Ich esse kein Fleisch", "Isst kein Fleisch"),
+        ("Non mangio carne.", "Non mangia carne"),
+        ("I don't own a car.", "Does not own a car"),
         ("我在北京工作", "在北京工作"),
         ("大阪に住んでいます。", "大阪に住んでいる"),
     ],

@@ -142,13 +142,6 @@ class Terminal:
         before, self.printed = self.printed.split(text, 1)
         return before + text
 
-    def type(self, line: str) -> None:
-        """Type a line and press Enter."""
-        os.write(self.screen, f"{line}\n".encode())
-
-    def press_ctrl_d(self) -> None:
-        os.write(self.screen, b"\x04")
-
     def press_ctrl_c(self) -> None:
         """Press it, and again where nothing happens: Python loses one between a prompt and waiting for a line."""
         self.process.send_signal(signal.SIGINT)

@@ -180,7 +180,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"content": "Likes Bolivia", "quote": "I like tea"},
         "It says more than the user did.",
     ),
-    ("remember", {"content": "Likes tea"}, "quote"),
     (
         "remember",
         {"content": "x" * 5_000, "quote": "I like tea"},
@@ -193,10 +192,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"facts": ["a zebra"], "quote": "Forget the zebra."},
         "has no fact",
     ),
-    ("list_memories", {"limit": 0}, "greater than or equal to 1"),
     ("list_memories", {"limit": "all"}, "valid integer"),
-    ("search_memory", {"query": " "}, "Nothing was searched"),
-    ("drop_tables", {}, "Unknown tool"),
 ]
 
 
@@ -348,10 +344,14 @@ async def test_what_was_remembered_outlives_a_server_that_is_ended(
 
 async def test_a_server_that_only_reads_has_no_tools_that_write(database: Path) -> None:
     await add_rain(database)
+    async with opened(database) as memory:
+        await memory.facts.aadd("Likes green tea")
     async with client(database, read_only=True) as session:
         names = sorted(tool.name for tool in (await session.list_tools()).tools)
         assert names == ["list_memories", "search_memory"]
-        assert contents_in(await call(session, "list_memories")) == ["Likes rain"]
+        newest = await call(session, "list_memories", limit=1)
+        assert contents_in(newest) == ["Likes green tea"]
+        assert newest.endswith("2 facts in all.")
 
 
 async def test_a_database_that_breaks_is_told_and_not_taken_for_an_empty_one(
@@ -373,40 +373,3 @@ async def test_a_database_that_breaks_is_told_and_not_taken_for_an_empty_one(
                 session, name, **arguments
             )
     assert "green" not in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments", "told"),
-    [
-        (
-            "list_memories",
-            {"limit": 0},
-            "limit: Input should be greater than or equal to 1. It takes: limit.",
-        ),
-        (
-            "search_memory",
-            {},
-            "query: Field required. It takes: query.",
-        ),
-        ("forget", {"facts": []}, "quote: Field required. It takes: facts, quote."),
-    ],
-)
-async def test_wrong_arguments_are_told_in_one_line_without_their_values(
-    database: Path, name: str, arguments: dict[str, Any], told: str
-) -> None:
-    async with client(database) as session:
-        text = await refusal(session, name, **arguments)
-        assert text.startswith(f"{name} was not called. ")
-        assert told in text
-        assert "tea" not in text.replace("tea'", "")
-        assert "\n" not in text
-
-
-async def test_a_list_has_the_newest_facts_and_their_number(database: Path) -> None:
-    async with opened(database) as memory:
-        await memory.facts.aadd("Liked tea at school")
-        await memory.facts.aadd("Likes green tea")
-    async with client(database) as session:
-        newest = await call(session, "list_memories", limit=1)
-        assert contents_in(newest) == ["Likes green tea"]
-        assert newest.endswith("2 facts in all.")

@@ -78,6 +78,8 @@ async def test_a_wrong_call_of_a_tool_names_what_is_wrong_and_the_arguments(
         text = await refusal(session, tool, **arguments)
     assert problem in text
     assert "\n" not in text
+    # The values may be words of the user.
+    assert "tea" not in text
 
 
 def examples_in(command: Any) -> list[str]:

@@ -22,7 +22,6 @@ from llama_index_memory_ext.events import FactsExtractedEvent, dispatcher
 from llama_index_memory_ext.fact import utc_now
 from llama_index_memory_ext.facts.book import FactBook
 from tests.conversation import assistant, sent_text, user
-from tests.learning.learning import as_report
 from tests.openai_server import Message, Model, OpenAIServer, call, say
 from tests.scripted_models import StartModel
 
@@ -37,28 +36,18 @@ ROME: dict[str, Any] = OSLO | {"content": "Lives in Rome", "quote": "I live in R
 TEA: dict[str, Any] = OSLO | {"content": "Likes tea", "quote": "I like tea"}
 
 
-def moved(
-    number: int = 1, content: str = "Lives in Rome", quote: str = "I live in Rome"
-) -> dict[str, Any]:
-    """A reply in which a new fact takes the place of the one with this number."""
-    new = {**OSLO, "content": content, "quote": quote, "label": "a"}
-    ended = {
-        "number": number,
-        "quote": quote,
-        "reason": "The user moved.",
-        "replaced_by": "a",
-    }
-    return {"new_facts": [new], "retired": [ended]}
+# A new fact that takes the place of the first known fact.
+MOVED: dict[str, Any] = ROME | {"ends": 1}
 
 
-def replies(*given: dict[str, Any]) -> Model:
+def replies(*given: list[dict[str, Any]]) -> Model:
     """A model that reports these, one for each extraction, and then nothing."""
     left = list(given)
 
     def model(_: list[Message], tools: list[str]) -> Message:
         if tools != ["report_facts"]:
             return say("Fine.")
-        return call(("c", "report_facts", as_report(left.pop(0) if left else {})))
+        return call(("c", "report_facts", {"facts": left.pop(0) if left else []}))
 
     return model
 
@@ -68,7 +57,7 @@ def reviewed(store: MemoryStore, start_model: StartModel) -> Reviewed:
     """Opens a memory of Ann's in which all that is learned is reviewed, by a model that gives these replies."""
 
     def open_one(
-        *given: dict[str, Any], **options: Any
+        *given: list[dict[str, Any]], **options: Any
     ) -> tuple[CondensedMemory, OpenAIServer]:
         llm, server = start_model(replies(*given))
         options = {"user_id": "ann", "llm": llm, "review": True, **options}
@@ -91,12 +80,11 @@ async def contents(memory: CondensedMemory, **wanted: Any) -> list[str]:
 async def test_what_is_learned_is_shown_to_nobody_before_it_is_approved(
     reviewed: Reviewed,
 ) -> None:
-    memory, _ = reviewed({"new_facts": [TEA]})
+    memory, _ = reviewed([TEA])
     # Beside a profile, facts are left out whose messages the record shows.
     memory.facts_block.profile_token_limit = 0
     await tell(memory, "I like tea.")
     question = "Do I like tea?"
-    assert await contents(memory) == []
     assert await contents(memory) == []
     (fact,) = await memory.facts.alist(state="pending")
     assert "Likes tea" not in sent_text(await memory.aget(user(question)))
@@ -113,7 +101,7 @@ async def test_what_is_learned_is_shown_to_nobody_before_it_is_approved(
 async def test_extraction_knows_what_is_pending_and_does_not_learn_it_twice(
     reviewed: Reviewed,
 ) -> None:
-    memory, server = reviewed({"new_facts": [TEA]}, {"new_facts": [TEA]})
+    memory, server = reviewed([TEA], [TEA])
     await tell(memory, "I like tea.")
     await tell(memory, "As I said, I like tea.")
     assert "1. Likes tea" in server.requests[-1][-1]["content"]
@@ -123,7 +111,7 @@ async def test_extraction_knows_what_is_pending_and_does_not_learn_it_twice(
 async def test_what_was_rejected_is_told_to_extraction_and_not_stored_again(
     reviewed: Reviewed,
 ) -> None:
-    memory, server = reviewed({"new_facts": [TEA]}, {"new_facts": [TEA]})
+    memory, server = reviewed([TEA], [TEA])
     await tell(memory, "I like tea.")
     (fact,) = await memory.facts.alist(state="pending")
     (gone,) = await memory.facts.areject(
@@ -155,7 +143,7 @@ async def test_many_rejected_facts_take_few_tokens_of_a_request(
     await store.facts.write(
         "ann", [Fact(content=f"Likes tea of kind {i}", **rejected) for i in range(200)]
     )
-    memory, server = reviewed({})
+    memory, server = reviewed()
     await tell(memory, "I like tea.")
     listed = (
         server.requests[-1][-1]["content"]
@@ -169,7 +157,7 @@ async def test_many_rejected_facts_take_few_tokens_of_a_request(
 async def test_a_correction_waits_and_the_old_fact_holds_until_it_is_approved(
     reviewed: Reviewed,
 ) -> None:
-    memory, _ = reviewed(moved())
+    memory, _ = reviewed([MOVED])
     oslo = await memory.facts.aadd("Lives in Oslo", category="context")
     await tell(memory, "I live in Rome now, I moved.")
     (rome,) = await memory.facts.alist(state="pending")
@@ -190,7 +178,7 @@ async def test_a_correction_waits_and_the_old_fact_holds_until_it_is_approved(
 async def test_an_old_fact_holds_without_a_link_where_its_correction_does_not_come(
     reviewed: Reviewed, way: str
 ) -> None:
-    memory, _ = reviewed(moved())
+    memory, _ = reviewed([MOVED])
     oslo = await memory.facts.aadd("Lives in Oslo", category="context")
     await tell(memory, "I live in Rome now, I moved.")
     (rome,) = await memory.facts.alist(state="pending")
@@ -202,7 +190,10 @@ async def test_an_old_fact_holds_without_a_link_where_its_correction_does_not_co
 async def test_a_correction_of_a_pending_fact_ends_what_that_would_have_ended(
     reviewed: Reviewed,
 ) -> None:
-    memory, _ = reviewed(moved(), moved(2, "Lives in Bonn", "I live in Bonn"))
+    memory, _ = reviewed(
+        [MOVED],
+        [{**TEA, "content": "Lives in Bonn", "quote": "I live in Bonn", "ends": 2}],
+    )
     await memory.facts.aadd("Lives in Oslo", category="context")
     await tell(memory, "I live in Rome now, I moved.")
     await tell(memory, "No, I live in Bonn now, I moved.")
@@ -226,19 +217,9 @@ async def test_a_correction_of_a_pending_fact_ends_what_that_would_have_ended(
 async def test_what_only_ends_a_fact_waits_too_and_what_is_to_be_forgotten_does_not(
     reviewed: Reviewed,
 ) -> None:
-    ended = {
-        "number": 1,
-        "quote": "I don't like tea any more",
-        "reason": "The user said so.",
-    }
-    forgotten = {
-        "number": 1,
-        "quote": "forget that I like tea",
-        "reason": "The user asked to forget it.",
-    }
-    memory, _ = reviewed(
-        {"retired": [ended]}, {"retired": [ended]}, {"retired": [forgotten]}
-    )
+    ended = {"quote": "I don't like tea any more", "ends": 1}
+    forgotten = {"quote": "forget that I like tea", "ends": 1}
+    memory, _ = reviewed([ended], [ended], [forgotten])
     tea = await memory.facts.aadd("Likes tea")
     await tell(memory, "I don't like tea any more.")
     await tell(memory, "Really, I don't like tea any more.")
@@ -278,7 +259,7 @@ async def test_a_pending_fact_with_a_deadline_of_an_earlier_version_waits(
 async def test_all_or_none_are_approved_and_a_wrong_one_is_named(
     reviewed: Reviewed,
 ) -> None:
-    memory, _ = reviewed({"new_facts": [TEA, OSLO]})
+    memory, _ = reviewed([TEA, OSLO])
     rain = await memory.facts.aadd("Likes rain")
     await tell(memory, "I like tea. I live in Oslo.")
     ids = [fact.id for fact in await memory.facts.alist(state="pending")]
@@ -299,7 +280,7 @@ async def test_all_or_none_are_approved_and_a_wrong_one_is_named(
 async def test_two_processes_decide_once(
     reviewed: Reviewed, any_database_uri: str | None, store: MemoryStore
 ) -> None:
-    memory, _ = reviewed(moved())
+    memory, _ = reviewed([MOVED])
     await memory.facts.aadd("Lives in Oslo", category="context")
     await tell(memory, "I live in Rome now, I moved.")
     (rome,) = await memory.facts.alist(state="pending")
@@ -322,7 +303,7 @@ async def test_two_processes_decide_once(
 async def test_what_the_user_asks_to_remember_needs_no_other_yes(
     reviewed: Reviewed,
 ) -> None:
-    memory, _ = reviewed({"new_facts": [TEA]})
+    memory, _ = reviewed([TEA])
     await tell(memory, "I like tea. I like green tea.")
     tools = MemoryToolSpec(memory)
     assert "Known already" in await tools.aremember(
@@ -346,7 +327,7 @@ async def test_an_event_names_what_is_pending(reviewed: Reviewed) -> None:
     handler = Handler()
     dispatcher.add_event_handler(handler)
     try:
-        memory, _ = reviewed({"new_facts": [TEA]})
+        memory, _ = reviewed([TEA])
         await tell(memory, "I like tea.")
     finally:
         dispatcher.event_handlers.remove(handler)
@@ -359,7 +340,7 @@ async def test_an_event_names_what_is_pending(reviewed: Reviewed) -> None:
 async def test_what_replaces_a_shared_fact_is_shared_when_it_is_approved(
     reviewed: Reviewed,
 ) -> None:
-    memory, _ = reviewed(moved(), {"new_facts": [TEA]}, agent_id="travel")
+    memory, _ = reviewed([MOVED], [TEA], agent_id="travel")
     await memory.facts.aadd("Lives in Oslo", category="context", agent_id=None)
     await tell(memory, "I live in Rome now, I moved.")
     await tell(memory, "I like tea.")
@@ -377,7 +358,7 @@ async def test_what_replaces_a_shared_fact_is_shared_when_it_is_approved(
 async def test_pending_facts_are_exported_imported_and_forgotten(
     reviewed: Reviewed, store: MemoryStore
 ) -> None:
-    memory, _ = reviewed(moved())
+    memory, _ = reviewed([MOVED])
     await memory.facts.aadd(
         "Lives in Oslo", category="context", tags=["home"], metadata={"team": "blue"}
     )

@@ -59,28 +59,6 @@ def test_of_a_recorded_reply_neither_labels_nor_invented_days_are_read() -> None
 
 
 @pytest.mark.parametrize(
-    ("said", "content", "stored"),
-    [
-        (
-            "It is not true that I smoke, whatever my doctor wrote down.",
-            "It is not true that I smoke, whatever my doctor wrote down",
-            True,
-        ),
-        ("I don't own a car.", "Does not own a car", True),
-        ("Non mangio carne.", "Non mangia carne", True),
-        ("It is not true that I smoke.", "Smokes", False),
-        ("I row every day.", "Never rows", False),
-    ],
-)
-def test_a_content_that_says_the_denial_is_stated(
-    said: str, content: str, stored: bool
-) -> None:
-    (fact,) = learned(said, "Fine.", reported(content, said)).accepted
-    assert fact.content == (content if stored else said)
-    assert fact.said_as == "stated"
-
-
-@pytest.mark.parametrize(
     ("said", "answer", "content"),
     [
         (
@@ -191,36 +169,21 @@ def test_irony_is_not_meant(said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "content", "stored"),
+    ("statement", "question"),
     [
-        (
-            "My dog Rex is 7 years old. What food would you buy?",
-            "My dog Rex is 7 years old. What food would you buy?",
-            "My dog Rex is 7 years old.",
-        ),
-        (
-            "¿Qué candado compro? Voy en bici a todas partes.",
-            "¿Qué candado compro? Voy en bici a todas partes.",
-            "Voy en bici a todas partes.",
-        ),
-        (
-            "我住在上海,喜欢打羽毛球。有什么好的球馆推荐吗?",
-            "我住在上海,喜欢打羽毛球。有什么好的球馆推荐吗?",
-            "我住在上海,喜欢打羽毛球。",
-        ),
-        # The content is the question, and the quote has the statement, too.
-        (
-            "My brother Tom is a pilot and lives in Dubai. What time is it there now?",
-            "What time is it there now?",
-            "My brother Tom is a pilot and lives in Dubai.",
-        ),
+        ("My brother Tom lives in Dubai.", "What time is it there now?"),
+        ("Voy en bici a todas partes.", "¿Qué candado compro?"),
+        ("我住在上海,喜欢打羽毛球。", "有什么好的球馆推荐吗?"),
     ],
 )
 def test_questions_beside_a_statement_are_no_part_of_the_fact(
-    said: str, content: str, stored: str
+    statement: str, question: str
 ) -> None:
-    (fact,) = learned(said, "Fine.", reported(content, said)).accepted
-    assert fact.content == stored
+    """Also where the content is the question alone."""
+    for said in (f"{statement} {question}", f"{question} {statement}"):
+        for content in (said, question):
+            (fact,) = learned(said, "Fine.", reported(content, said)).accepted
+            assert fact.content == statement
 
 
 def test_a_question_about_words_of_the_assistant_is_no_fact() -> None:
@@ -280,26 +243,11 @@ def test_what_stands_beside_a_denial_is_stated(said: str, content: str) -> None:
             "I have four children",
         ),
         (
-            "Translate into German: I am a doctor and I live in Oslo.",
-            "Lives in Oslo",
-            "I live in Oslo",
-        ),
-        (
             "Here is the mail I got:\nHi Tom, I am moving to Berlin. Anna",
             "Is moving to Berlin",
             "I am moving to Berlin",
         ),
         ("My friend says: I hate Mondays.", "Hates Mondays", "I hate Mondays"),
-        (
-            "Bitte korrigiere: Ich wohne in Bonn.",
-            "Wohnt in Bonn",
-            "Ich wohne in Bonn",
-        ),
-        (
-            "Traduce esto: Vivo en Madrid y soy médico.",
-            "Vive en Madrid",
-            "Vivo en Madrid",
-        ),
         ("润色这段话:我叫王芳,在银行工作。", "在银行工作", "在银行工作"),
     ],
 )
@@ -317,7 +265,6 @@ def test_a_text_behind_a_colon_is_somebody_elses(
         ("My situation: I live in Rome.", "Lives in Rome"),
         ("My boss says: work more. I like tea.", "Likes tea"),
         ("I said: I live in Rome.", "Lives in Rome"),
-        ("Correct: I live in Rome.", "Lives in Rome"),
         ("Edit: I live in Rome.", "Lives in Rome"),
         ("Polish food: I love soup.", "Loves soup"),
     ],

@@ -228,26 +228,6 @@ async def test_a_model_that_has_called_the_tool_before_is_not_asked_in_text(
     assert ["tools" in body for body in server.bodies] == [True, True, True]
 
 
-@pytest.mark.parametrize("by_tool", [True, False])
-async def test_a_model_that_answers_junk_is_asked_twice_for_a_batch(
-    start_client: StartClient, by_tool: bool
-) -> None:
-    """Whether it calls the tool with junk, or leaves it out."""
-
-    def junk(messages: list[Message], tools: list[str]) -> Message:
-        if by_tool:
-            return call(("call_1", "report_facts", {"facts": "all of them"}))
-        return say("I see that you like something!")
-
-    llm, server = start_client(Small, junk)
-    for times in (1, 2):
-        with pytest.raises(FactReplyError):
-            await ask_for_facts(llm, PROMPT)
-        assert len(server.requests) == 2 * times
-    assert "tools" in server.bodies[0]
-    assert ("tools" in server.bodies[1]) == by_tool
-
-
 async def test_no_words_where_a_call_was_asked_for_are_not_nothing(
     start_client: StartClient,
 ) -> None:
