@@ -272,9 +272,6 @@ class RecordReader:
             remembered = None
             page = await self._page(session_id, ReadPosition())
         window = remembered or await self._begin(session_id, page)
-        if window is None:
-            # Another process has moved the cursor since.
-            return await self.read(session_id, results_from=results_from)
         if results_from is not None:
             window = replace(window, results_from=results_from)
         if page.rows:
@@ -354,14 +351,10 @@ class RecordReader:
             )
             send(event)
 
-    async def _begin(self, session_id: str, page: LogPage) -> Window | None:
-        """Return a window with the first instructions and the stored summary, but no entries yet.
-
-        None if the cursor has moved since the page was read.
-        """
+    async def _begin(self, session_id: str, page: LogPage) -> Window:
+        """Return a window with the first instructions and the stored summary, but no entries yet."""
+        # If another process moves the cursor meanwhile, the next read begins anew.
         first = await self.store.readers.unread(session_id, self.name, after=0, limit=1)
-        if first.position != page.position:
-            return None
         room = self.room - self.recall_limit
         if self.summarize:
             room -= self.summary_limit
