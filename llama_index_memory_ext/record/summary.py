@@ -219,9 +219,6 @@ async def _with_next_batch(
     if (page.epoch, page.position) != window.place:
         return None
     rows = [row for row in page.rows if row.id <= position]
-    if len(rows) == _SUMMARISED_ROWS:
-        rows = _without_last_call(rows)
-        position = rows[-1].id
     counter = reader.counter
     room = _room_of(reader, llm, halvings)
     batch = await asyncio.to_thread(
@@ -241,7 +238,7 @@ async def _with_next_batch(
             count_usage=count_usage,
             answer_tokens=room.answer,
         )
-    if batch.row_count < len(rows):
+    if batch.row_count < len(rows) or len(rows) == _SUMMARISED_ROWS:
         position = rows[batch.row_count - 1].id
     return ExtendedSummary(
         replace(
@@ -249,12 +246,6 @@ async def _with_next_batch(
         ),
         position,
     )
-
-
-def _without_last_call(rows: list[LogRow]) -> list[LogRow]:
-    """Return the rows before the last message, whose results may be in the rows behind; all rows of a single call."""
-    last = max((i for i, row in enumerate(rows) if not row.is_result), default=0)
-    return rows[:last] or rows
 
 
 def _room_of(reader: RecordReader, llm: LLM, halvings: int) -> SummaryRoom:

@@ -104,6 +104,7 @@ async def test_after_six_messages_two_are_kept_and_the_others_summed_up(
         == f"{first}[question 4, answer 4, question 5, answer 5, question 6, answer 6]"
     )
     assert [said for _, said in record(text)] == ["question 7", "answer 7"]
+    assert (await block.ameasure("chat")).summarised == 12
     assert len(server.requests) == 2
     assert server.refusals == []
 
@@ -227,22 +228,6 @@ async def test_two_workers_have_one_result(
     assert all(texts[0].count(f"question {i}") == 1 for i in range(1, 6))
 
 
-async def test_a_token_limit_is_summed_up_in_steps(
-    open_block: OpenBlock, start_model: StartModel
-) -> None:
-    """And within the limit, summary included."""
-    llm, server = start_model(
-        lambda messages, tools: say("They count questions and answers.")
-    )
-    block = open_block(llm=llm, token_limit=600, summarize=True)
-    for i in range(60):
-        await block.aput(turns(i, i), session_id="chat")
-        text = await shown(block)
-        assert COUNTER.count(f"<condensed_memory>\n{text}</condensed_memory>\n") <= 600
-    assert "They count" in summary_in(text)
-    assert 3 <= len(server.requests) <= 12
-
-
 @pytest.mark.parametrize("reply", ["They count questions and answers.", ""])
 async def test_successive_records_share_their_front_between_two_cuts(
     open_block: OpenBlock,
@@ -257,10 +242,13 @@ async def test_successive_records_share_their_front_between_two_cuts(
     texts = [""]
     for i in range(60):
         await block.aput(turns(i, i), session_id="chat")
-        texts.append(await shown(block))
+        text = await shown(block)
+        assert COUNTER.count(f"<condensed_memory>\n{text}</condensed_memory>\n") <= 600
+        texts.append(text)
     new_fronts = sum(not after.startswith(before) for before, after in pairwise(texts))
     assert 3 <= new_fronts <= 12
     assert "answer 59" in texts[-1]
+    assert summary_in(texts[-1]) == reply
     assert server.requests
 
 
