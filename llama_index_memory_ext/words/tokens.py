@@ -223,15 +223,10 @@ def _snowball(language: str) -> Any:
     The package loads all of its languages, which takes longer than the rest of a first
     question. So the module of one language is loaded, under a name that is ours.
     """
-    package = find_spec("snowballstemmer")
-    if package is None or find_spec("Stemmer"):
-        # The package takes the stemmers of PyStemmer, which it loads fast.
-        import snowballstemmer  # type: ignore[import-untyped]  # no type hints
-
-        return snowballstemmer.stemmer(language)
+    package: Any = find_spec("snowballstemmer")
     name = f"{__name__}_snowball"
     parent = sys.modules.setdefault(name, ModuleType(name))
-    parent.__path__ = package.submodule_search_locations or []
+    parent.__path__ = package.submodule_search_locations
     module = import_module(f"{name}.{language}_stemmer")
     return getattr(module, f"{language.title()}Stemmer")()
 
