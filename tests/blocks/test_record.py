@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sqlite3
+from contextlib import closing
 from itertools import pairwise
 from typing import Any
 
 import pytest
 from llama_index.core.llms import ChatMessage
+from sqlalchemy import make_url
 
 from llama_index_memory_ext import (
     CondensedMemoryBlock,
@@ -190,7 +193,10 @@ async def test_days_are_within_the_limit_and_the_same_in_every_process(
         ]
         assert len(set(found)) == 1
         texts.append(found[0])
-        assert COUNTER.count(texts[-1]) <= 400
+        tokens = COUNTER.count(texts[-1])
+        assert tokens <= 400
+        size = await memory.condensed_block.ameasure("chat")
+        assert size.record_tokens == tokens
         assert not texts[-1] or texts[-1].startswith("<message date>2025-04-")
     cut = [
         not after.startswith(before.rpartition("<message date>")[0])
@@ -219,6 +225,36 @@ async def test_the_record_is_cut_to_a_share_of_the_limit_and_then_stays_the_same
             assert text.startswith(f'{of_today()}<message role="user">')
         before = text
     assert 5 <= cuts <= 15
+
+
+async def test_a_cut_that_cannot_be_stored_is_shown(database_uri: str) -> None:
+    """Another program has locked the file; each prompt tries again."""
+    store = MemoryStore(database_uri, operation_timeout=2)
+    block = CondensedMemoryBlock(store=store, token_limit=300)
+    await store.log.append("chat", [user(f"question {i}") for i in range(40)], len)
+    file = str(make_url(database_uri).database)
+    with closing(sqlite3.connect(file, isolation_level=None)) as locker:
+        locker.execute("BEGIN EXCLUSIVE")
+        locked = await shown(block)
+        locker.execute("ROLLBACK")
+    assert locked[-1] == ("user", "question 39")
+    await shown(block)
+    assert (await store.readers.state("chat", block.name)).position
+    await store.aclose()
+
+
+async def test_earlier_messages_are_shown_once_the_record_was_deleted(
+    open_memory: OpenMemory,
+) -> None:
+    """As by a user who goes back to an early question."""
+    options: dict[str, Any] = {"max_messages": 6, "keep_messages": 2}
+    memory = open_memory(recall_token_limit=0, **options)
+    for i in range(9):
+        await memory.aput_messages([user(f"question {i}"), assistant(f"answer {i}")])
+        await memory.aget("Go on.")
+    await memory.aset((await memory.aget_all())[:8])
+    prompt = sent_text(await memory.aget("Go on."))
+    assert record(prompt)[-1] == ("assistant", "answer 3")
 
 
 @pytest.mark.parametrize(

@@ -252,6 +252,19 @@ async def test_behind_the_record_are_facts_that_concern_the_question(
     assert "film" not in "".join(contents(BEHIND, prompt))
 
 
+async def test_both_parts_are_within_the_limit_of_the_facts(
+    open_memory: OpenMemory,
+) -> None:
+    memory = open_memory(**OPTIONS)
+    for i in range(30):
+        await memory.facts.aadd(f"Has a friend called Nora {i}")
+    await ask(memory)
+    prompt = await ask(memory, "Who is Nora?")
+    parts = [PROFILE.search(prompt), BEHIND.search(prompt)]
+    shown = "".join(part[0] for part in parts if part)
+    assert 300 < memory.tokenizer_fn.count(shown) <= 400
+
+
 async def test_a_statement_shows_no_facts_behind_the_record(
     open_memory: OpenMemory,
 ) -> None:

@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llama_index_memory_ext.words import language_of
-from llama_index_memory_ext.words.dates import unsaid_dates, without_dates
+from llama_index_memory_ext.words.dates import (
+    Day,
+    Period,
+    period_of,
+    unsaid_dates,
+    without_dates,
+)
 from tests.words import rows
 
 # A Thursday.
@@ -25,6 +31,12 @@ def test_a_date_may_be_said_in_another_way_or_worked_out_but_not_wrongly(
     code = language_of(source) or language_of(f"{statement} {source}") or "en"
     unsaid = unsaid_dates(statement, source, DAY, code)
     assert [statement[date.start : date.end].strip(" ,.") for date in unsaid] == missing
+
+
+def test_a_day_without_a_year_is_the_last_one_until_today() -> None:
+    assert period_of(Day(month=11, day=20), DAY) == Period(DAY, DAY)
+    day_ahead = date(2024, 11, 21)
+    assert period_of(Day(month=11, day=21), DAY) == Period(day_ahead, day_ahead)
 
 
 @given(
