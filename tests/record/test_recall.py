@@ -59,6 +59,17 @@ async def fill(memory: Memory, turns: int = 20) -> None:
     await say(memory, user("Hm."), assistant("Well."), user("Hm."), assistant("Well."))
 
 
+async def say_of_alpacas(memory: Memory) -> None:
+    for i in range(40):
+        await say(
+            memory,
+            user(f"Caroline's alpaca number {i} lives in Cusco."),
+            assistant(f"A fine one, {i}."),
+        )
+    await fill(memory, 1)
+    await memory.aflush()
+
+
 async def ask(memory: Memory, question: str) -> str:
     await memory.aput(user(question))
     await memory.aget()
@@ -256,15 +267,6 @@ async def test_a_text_from_before_cannot_open_or_close_an_element(
         assert prompt.count(tag) == 1
 
 
-async def test_a_new_memory_on_the_same_file_shows_the_same(
-    memory: CondensedMemory, open_memory: OpenMemory
-) -> None:
-    prompt = await ask(memory, "What does Caroline breed?")
-    assert recalled(prompt)
-    again = open_memory(**SMALL)
-    assert sent_text(await again.aget()) == prompt
-
-
 async def test_two_sessions_never_see_what_belongs_to_the_other(
     open_memory: OpenMemory,
 ) -> None:
@@ -282,14 +284,6 @@ async def test_two_sessions_never_see_what_belongs_to_the_other(
 
 
 # ---- questions -----------------------------------------------------------------------------------------
-
-
-async def test_a_question_without_words_leans_on_the_turn_before(
-    memory: CondensedMemory,
-) -> None:
-    await ask(memory, "Tell me about Caroline.")
-    await memory.aput(assistant("She is your sister."))
-    assert CAROLINE in recalled(await ask(memory, "And then?"))
 
 
 async def test_a_question_that_is_not_among_the_messages_is_looked_for(
@@ -320,14 +314,7 @@ async def test_a_question_uses_what_the_record_leaves_free(
 ) -> None:
     """The record stays as it is; all of it stays within the limit, and what asks for nothing has the limit itself."""
     memory = open_memory(**SMALL)
-    for i in range(40):
-        await say(
-            memory,
-            user(f"Caroline's alpaca number {i} lives in Cusco."),
-            assistant(f"A fine one, {i}."),
-        )
-    await fill(memory, 1)
-    await memory.aflush()
+    await say_of_alpacas(memory)
     sizes = dict[str, int]()
     for text in (
         "Where do Caroline's alpacas live?",
@@ -362,14 +349,7 @@ async def test_a_text_that_only_tells_something_has_a_quarter_unless_told_otherw
 ) -> None:
     """A request has all of the limit, and with "never" no text recalls anything."""
     memory = open_memory(**SMALL, recall_when=recall_when)
-    for i in range(40):
-        await say(
-            memory,
-            user(f"Caroline's alpaca number {i} lives in Cusco."),
-            assistant(f"A fine one, {i}."),
-        )
-    await fill(memory, 1)
-    await memory.aflush()
+    await say_of_alpacas(memory)
     sizes = []
     for text in (
         "I was with my alpacas and had some tea with Caroline.",

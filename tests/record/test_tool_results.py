@@ -53,16 +53,12 @@ def shown_turns(text: str) -> list[str]:
     return [said for role, said in record(text) if role == "user"]
 
 
-async def test_all_results_stay_by_default(open_block: OpenBlock) -> None:
-    text = await put_turns(open_block(token_limit=LIMIT), 12)
-    assert ", left out]" not in text
-
-
 async def test_a_cut_leaves_a_line_of_results_before_the_last_turns(
     open_block: OpenBlock,
 ) -> None:
     """With the room of the results, far more turns stay; the calls stay, and what the results had is told."""
     whole = await put_turns(open_block(token_limit=LIMIT), 12)
+    assert ", left out]" not in whole
     text = await put_turns(open_block(token_limit=LIMIT, keep_tool_results=1), 12)
     assert len(shown_turns(text)) >= len(shown_turns(whole)) + 3
     results = [said for role, said in record(text) if role == "tool"]

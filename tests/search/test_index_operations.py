@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -12,7 +11,6 @@ from tests.search.operations import (
     WORDS,
     Index,
     Operation,
-    count_differences,
 )
 
 TEXTS = st.one_of(
@@ -76,11 +74,3 @@ def test_an_index_is_as_one_made_anew_whatever_was_added_removed_and_asked(
     for operation in operations:
         index.does(operation)
     assert index.differences(question) == 0
-
-
-@pytest.mark.parametrize("languages", [None, ("de", "sv")])
-def test_so_it_is_in_a_long_life_with_many_documents(
-    languages: tuple[str, ...] | None,
-) -> None:
-    """In which many documents go at once."""
-    assert count_differences(400, languages, seed=7) == 0

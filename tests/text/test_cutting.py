@@ -64,24 +64,6 @@ def test_a_cut_goes_down_to_what_is_kept(
     assert cut(kinds, counts, **limits) == first
 
 
-@given(kinds=KINDS, limit=st.integers(1, 200))
-def test_a_cut_keeps_the_newest_within_the_limits(
-    kinds: list[tuple[str, int]], limit: int
-) -> None:
-    """Whatever the messages: no result first, nothing lost without need, not over the limit but for one unit."""
-    names = "".join(kind for kind, _ in kinds)
-    tokens = [count for _, count in kinds]
-    keep = max(limit * 3 // 4, 1)
-    start = cut(names, tokens, tokens=limit)
-    if sum(tokens) <= limit:
-        assert start == 0
-        return
-    assert start < len(tokens)
-    assert start == 0 or names[start] != "t"
-    if sum(tokens[start:]) > keep:
-        assert not any(name != "t" for name in names[start + 1 :])
-
-
 @given(kinds=KINDS, limit=st.integers(0, 100))
 def test_a_flush_takes_whole_turns_and_never_the_newest(
     kinds: list[tuple[str, int]], limit: int
