@@ -193,10 +193,7 @@ async def test_days_are_within_the_limit_and_the_same_in_every_process(
         ]
         assert len(set(found)) == 1
         texts.append(found[0])
-        tokens = COUNTER.count(texts[-1])
-        assert tokens <= 400
-        size = await memory.condensed_block.ameasure("chat")
-        assert size.record_tokens == tokens
+        assert COUNTER.count(texts[-1]) <= 400
         assert not texts[-1] or texts[-1].startswith("<message date>2025-04-")
     cut = [
         not after.startswith(before.rpartition("<message date>")[0])

@@ -59,7 +59,7 @@ async def fill(memory: Memory, turns: int = 20) -> None:
     await say(memory, user("Hm."), assistant("Well."), user("Hm."), assistant("Well."))
 
 
-async def say_of_alpacas(memory: Memory) -> None:
+async def say_of_alpacas(memory: CondensedMemory) -> None:
     for i in range(40):
         await say(
             memory,

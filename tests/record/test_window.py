@@ -82,6 +82,23 @@ def test_a_message_over_its_share_is_clipped(
         assert most * 0.7 <= entry.tokens <= most
 
 
+def test_a_cut_removes_the_first_group_where_all_have_room() -> None:
+    """As after results were made short: without a cut, no other process would know of it."""
+    window = replace(limits(), entries=tuple(entries("u5 a5 t5 u5")))
+    shorter = window.after_cut()
+    assert shorter.entries == window.entries[1:]
+    newest = replace(window, entries=window.entries[1:3])
+    assert newest.after_cut().entries == newest.entries
+
+
+def test_the_heading_above_the_first_message_is_no_part_of_it() -> None:
+    first, second = entries("u5 u5")
+    days = [replace(first, day="2026-11-19"), replace(second, day="2026-11-20")]
+    window = replace(limits(), entries=limits().extended_by(days, with_days=True))
+    assert window.entries[1].tokens > second.tokens
+    assert window.without_oldest(1).entries == (days[1],)
+
+
 notations = st.lists(
     st.tuples(st.sampled_from("uatats"), st.integers(1, 60)), max_size=15
 ).map(lambda parts: " ".join(f"{letter}{words}" for letter, words in parts))
