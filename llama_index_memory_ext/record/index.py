@@ -19,6 +19,7 @@ from llama_index_memory_ext.text.entries import (
     INSTRUCTION_ROLES,
     Entry,
     body_of,
+    plain_entry,
     tokens_of,
 )
 from llama_index_memory_ext.text.limits import excerpt
@@ -333,6 +334,10 @@ class MessageIndex:
         similarity += _TIME_SHARE * said_within(messages, periods)
         similarity = tfidf.divided_by_best(similarity)
         newest_first = np.flatnonzero(similarity)[::-1]
+        if len(newest_first) > _MOST_RANKED:
+            # Sorting all of them takes longer than the search.
+            least = np.partition(similarity, -_MOST_RANKED)[-_MOST_RANKED]
+            newest_first = newest_first[similarity[newest_first] >= least]
         order = newest_first[np.argsort(-similarity[newest_first], kind="stable")]
         return _Matches(messages, tokens, similarity, order[:_MOST_RANKED])
 
@@ -364,6 +369,7 @@ class MessageIndex:
         tokens = np.minimum(matches.tokens[matches.order], message_limit)
         length = np.maximum(tokens, SHORT_TOKENS) ** _LENGTH_POWER
         worth = matches.similarity[matches.order] / length
+        fewest_tokens = tokens.min(initial=message_limit)
         recalled: list[RankedMessage] = []
         heat: dict[int, float] = {}
         days: set[str] = set()
@@ -374,6 +380,8 @@ class MessageIndex:
         for place, message_tokens in zip(
             places.tolist(), tokens[most_worth_first].tolist(), strict=True
         ):
+            if used + fewest_tokens > room:
+                break
             if place >= record_start:
                 used += budget.record_share * min(message_tokens, SHORT_TOKENS)
                 continue
@@ -401,13 +409,22 @@ class MessageIndex:
     def entries(
         self,
         rows: Sequence[LogRow],
+        tokens: int,
         limit: int,
         clip: Callable[[str, int], str],
     ) -> list[Entry]:
         """Return the entries of the rows of one message; [] if a row would be left without a word.
 
-        ``clip`` shortens a message of more than ``limit`` tokens.
+        The message has ``tokens`` tokens. ``clip`` shortens a message of more than
+        ``limit`` tokens.
         """
+        if len(rows) == 1 and tokens <= limit:
+            (row,) = rows
+            entry = plain_entry(
+                row.id, row.data, tokens, self._tags, speaker=row.speaker
+            )
+            if entry is not None:
+                return [entry]
         entries = clip_entries(
             entries_of(rows, self._counter, self._tags, brief=True),
             limit,

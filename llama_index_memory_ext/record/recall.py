@@ -506,7 +506,7 @@ def read_messages(
     messages = []
     for message, similarity, tokens in chosen:
         stored = [rows_by_id[i] for i in message.row_ids if i in rows_by_id]
-        entries = index.entries(stored, limit, clip)
+        entries = index.entries(stored, tokens, limit, clip)
         if entries:
             found_message = FoundMessage(
                 similarity,

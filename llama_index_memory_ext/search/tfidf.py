@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llama_index_memory_ext.background.locks import thread_lock
+from llama_index_memory_ext.background.recent import Recent
 from llama_index_memory_ext.errors import SettingError
 from llama_index_memory_ext.events import MemoryFailure, is_handled
 from llama_index_memory_ext.settings import describe_value
@@ -54,6 +55,8 @@ _RELATED_WEIGHT = 0.05
 _SHORT_QUERY = 8
 # A word of this share of the documents may tell their language.
 _FREQUENT_SHARE = 0.02
+# The turns before a question are queries again with the next question.
+_CACHED_ANSWERS = 4
 
 
 class Document(NamedTuple):
@@ -226,6 +229,8 @@ class TfidfRanker:
         self._rows: dict[str, int] = {}
         self._lengths = array("d")
         self._sequences = array("i")
+        # Until a document changes.
+        self._answers: Recent[str, Similarities] = Recent(_CACHED_ANSWERS)
 
     def add(self, documents: Iterable[Document]) -> None:
         """Add documents; a document replaces an earlier one with the same id."""
@@ -235,6 +240,7 @@ class TfidfRanker:
         }
         with self._lock:
             self.remove(by_id)
+            self._answers = Recent(_CACHED_ANSWERS)
             for name, weights in weights_by_id.items():
                 row = len(self._rows)
                 self._rows[name] = row
@@ -254,6 +260,7 @@ class TfidfRanker:
             rows = [self._rows[name] for name in set(ids) if name in self._rows]
             if not rows:
                 return
+            self._answers = Recent(_CACHED_ANSWERS)
             is_kept = np.ones(len(self._rows), dtype=bool)
             is_kept[rows] = False
             names = compress(self._rows, is_kept)
@@ -275,17 +282,23 @@ class TfidfRanker:
     def similarities(self, query: str) -> Similarities:
         """Return the similarity of each document with a word of the query or a related one, in (0, 1], by id."""
         with self._lock:
-            codes = self._languages(query)
-            for code in codes:
-                if code not in self._forms:
-                    self._forms[code] = defaultdict(set)
-                    # This takes long for many words.
-                    self._add_forms(code, self._postings)
-            scores = self._scores(self._query_weights(query, codes))
-            ids = tuple(self._rows)
+            answer = self._answers.get(query)
+            if answer is None:
+                answer = self._compute_similarities(query)
+                self._answers.put(query, answer)
+            return answer
+
+    def _compute_similarities(self, query: str) -> Similarities:
+        codes = self._languages(query)
+        for code in codes:
+            if code not in self._forms:
+                self._forms[code] = defaultdict(set)
+                # This takes long for many words.
+                self._add_forms(code, self._postings)
+        scores = self._scores(self._query_weights(query, codes))
         # Rounded, so that documents with the same terms are equally similar after any
         # additions and removals.
-        return Similarities(ids, np.round(divided_by_best(scores), 9))
+        return Similarities(tuple(self._rows), np.round(divided_by_best(scores), 9))
 
     def _query_weights(self, query: str, codes: Sequence[str]) -> dict[Group, float]:
         """Return the weight of each word of a query that is no function word: ``1 + ln(count)``.

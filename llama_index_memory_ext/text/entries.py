@@ -16,6 +16,7 @@ from llama_index.core.base.llms.types import (
 )
 
 from llama_index_memory_ext.text.messages import (
+    CALL_KEYS,
     HIDDEN,
     REFUSAL_KEY,
     RESULT_ROLES,
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.text.tokens import TokenCounter
 
 
+# The keys of ``additional_kwargs`` that an entry shows.
+_SHOWN_KEYS = frozenset({*CALL_KEYS, REFUSAL_KEY})
 INSTRUCTION_ROLES: frozenset[str] = frozenset(
     {MessageRole.SYSTEM, MessageRole.DEVELOPER}
 )
@@ -140,6 +143,31 @@ def entry_of(
         text = f'{_ROLE}"{role}"{attributes}>{body}{CLOSING}'
     has_media = any(block.block_type in MEDIA_TOKENS for block in message.blocks)
     return Entry(row_id, role, text, counter.count(text), has_media, day)
+
+
+def plain_entry(
+    row_id: int,
+    stored: Mapping[str, Json],
+    tokens: int,
+    tags: Iterable[str] = (),
+    *,
+    speaker: str = "",
+) -> Entry | None:
+    """Return the brief entry of a stored message with text alone, as ``entry_of``; None for any other message.
+
+    ``entry_of`` takes much longer: it needs a parsed message, and counts the tokens.
+    """
+    kwargs = stored.get("additional_kwargs") or {}
+    if stored["role"] in RESULT_ROLES or not _SHOWN_KEYS.isdisjoint(kwargs):
+        return None
+    texts = []
+    for block in stored.get("blocks") or ():
+        if block.get("block_type") != "text":
+            return None
+        texts.append(block["text"])
+    body = escape_tags("\n".join(filter(None, texts)), tags)
+    text = _brief(stored["role"], _attribute("name", speaker), body)
+    return Entry(row_id, stored["role"], text, tokens)
 
 
 def _brief(role: str, attributes: str, body: str) -> str:
