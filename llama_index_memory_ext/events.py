@@ -18,7 +18,7 @@ from llama_index_instrumentation.dispatcher import (
 )
 from llama_index_instrumentation.event_handlers import NullEventHandler
 from llama_index_instrumentation.span import active_span_id
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,6 +41,9 @@ class MemoryEvent(BaseEvent):
 
     ``session_id``: the conversation.
     """
+
+    # Only the events that a handler gets are validated.
+    model_config = ConfigDict(defer_build=True)
 
     session_id: str
 
