@@ -248,7 +248,7 @@ async def test_a_wish_to_forget_does_not_store_a_deleted_fact_again(
     await memory.facts.aforget(tea.id)
     wish = "Forget that I like tea"
     await memory.facts_block.extractor("chat").apply(
-        [NewFact(quote=wish, ends=1)],
+        [NewFact(content="", quote=wish, ends=1)],
         [Utterance(1, "user", wish)],
         [tea],
         retired_by="request",
