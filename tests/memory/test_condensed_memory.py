@@ -158,7 +158,7 @@ async def test_what_is_no_message_is_refused_and_nothing_is_written(
     memory = open_memory()
     with pytest.raises(
         MessageError,
-        match=rf"this is a {type(wrong).__name__}\. (Wrap a text as|Build a message,) ChatMessage",
+        match=rf"got {type(wrong).__name__}\. (Wrap a text as|Build a message,) ChatMessage",
     ):
         await memory.aput_messages([user("one"), wrong])
     with pytest.raises(MessageError):
@@ -301,7 +301,7 @@ def test_a_store_of_another_kind_and_a_lasting_one_without_a_session_id_are_refu
             StoreError, match=r"session_id.* CondensedMemory\.from_defaults"
         ):
             CondensedMemory.from_defaults(**lasting)
-    with pytest.raises(StoreError, match="it is a SQLAlchemyChatStore"):
+    with pytest.raises(StoreError, match="got SQLAlchemyChatStore"):
         CondensedMemory.from_defaults(chat_store=SQLAlchemyChatStore(table_name="t"))  # type: ignore[arg-type]
 
 

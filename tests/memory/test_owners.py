@@ -414,7 +414,7 @@ async def test_a_session_without_a_user_is_deleted_by_its_name_among_the_session
 
 async def test_no_user_can_have_the_namespace_of_a_session(store: MemoryStore) -> None:
     namespace = on(store, None).facts.namespace
-    with pytest.raises(SettingError, match="blanks around"):
+    with pytest.raises(SettingError, match="spaces around"):
         on(store, namespace)
 
 
