@@ -14,7 +14,15 @@ from typing import Any
 import pytest
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.llms import MockLLM
-from llama_index.core.workflow import Context, JsonPickleSerializer, JsonSerializer
+from llama_index.core.workflow import (
+    Context,
+    JsonPickleSerializer,
+    JsonSerializer,
+    StartEvent,
+    StopEvent,
+    Workflow,
+    step,
+)
 
 from llama_index_memory_ext import CondensedMemory, StoreError, restore_context
 from tests.conversation import BEFORE_QUESTION, assistant, record, user
@@ -172,6 +180,14 @@ async def test_a_context_of_a_finished_run_goes_on_with_the_memory(
         assert len(record(server.requests[-1][0]["content"])) == 2 * turn
 
 
+class Echo(Workflow):
+    """A workflow without a conversation."""
+
+    @step
+    async def echo(self, _: StartEvent) -> StopEvent:
+        return StopEvent()
+
+
 async def test_a_memory_without_the_conversation_is_refused(
     open_memory: OpenMemory, start_model: StartModel
 ) -> None:
@@ -185,8 +201,11 @@ async def test_a_memory_without_the_conversation_is_refused(
         ) as error:
             await restore_context(agent, data, other)
         assert "Ann" not in str(error.value)
-    # A context without a run has no conversation.
-    await restore_context(agent, Context(agent).to_dict(), open_memory("new"))
+    # The context of another workflow has no conversation.
+    workflow = Echo()
+    run = workflow.run()
+    await run
+    await restore_context(workflow, run.ctx.to_dict(), open_memory("new"))
     with pytest.raises(
         TypeError, match="restore_context asks a CondensedMemory; this is a str"
     ):
