@@ -31,11 +31,13 @@ def lock_for(*name: Hashable) -> asyncio.Lock:
     return locks.setdefault(name, asyncio.Lock())
 
 
-# All locks of ``thread_lock`` and ``import_lock``; of these, the locks of imports; and
-# the locks that this process holds while it forks.
+# All locks of ``thread_lock`` and ``import_lock``.
 _thread_locks: WeakSet[Any] = WeakSet()
+# Only the locks of ``import_lock``.
 _import_locks: WeakSet[Any] = WeakSet()
+# Held to register a lock.
 _registering = threading.RLock()
+# The locks that this process holds while it forks.
 _held_over_fork: list[Any] = []
 
 
@@ -62,7 +64,7 @@ def import_lock() -> Any:
 
 
 def _hold_locks() -> None:
-    """Acquire all locks; after ``FORK_SECONDS``, only the free locks and those of imports."""
+    """Acquire all locks; after ``FORK_SECONDS``, only the free locks and the import locks."""
     end = time.monotonic() + FORK_SECONDS
     while True:
         _registering.acquire()
@@ -91,7 +93,7 @@ def _release_locks() -> None:
 
 
 def _free_locks_in_child() -> None:
-    """Release the locks; those that a thread of the parent holds begin anew."""
+    """Release the locks, and reset each lock that a thread of the parent holds."""
     missing = _missing_locks()
     _release_locks()
     for lock in missing:

@@ -53,7 +53,7 @@ class BackgroundLoop:
 
     def _run(self) -> None:
         # At the end of a program Python 3.12 refuses the thread in which asyncio ends the
-        # loop's executor. All tasks have ended by then.
+        # loop's executor. No task runs at that time.
         with suppress(RuntimeError):
             asyncio.run(self._serve())
 

@@ -62,8 +62,8 @@ _QUESTION_MARKS = ("?", "\uff1f", "\u061f")
 SHORT_TOKENS = 100
 _LENGTH_POWER = 0.4
 _MOST_RANKED = 1_000
-# Of so many matching messages of the record, a prompt repeats those that tell a change.
-# To read whether a message does takes 40 microseconds.
+# The most matching messages of the record that are read for changes, which a prompt
+# repeats. Reading a message for changes takes 40 microseconds.
 _MOST_REPEATED = 10
 # A message of the time that the question names gains this share of the best similarity.
 _TIME_SHARE = 1.0

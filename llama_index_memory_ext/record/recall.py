@@ -119,7 +119,7 @@ class _ReadMessage(NamedTuple):
 
 
 class _ReadMatches(NamedTuple):
-    """The messages that were chosen for a question, and those of them that were read, in the same order."""
+    """The messages that were chosen for a question, and the read messages among them, in the same order."""
 
     fitting: Fitting
     messages: list[_ReadMessage]
