@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from llama_index_memory_ext import (
     MemoryStore,
     StoreError,
 )
+from llama_index_memory_ext.background.threads import pending
 from llama_index_memory_ext.errors import is_no_answer
 from tests.conversation import user
 from tests.databases import OpenStore
@@ -141,6 +143,14 @@ async def test_a_file_that_is_deleted_under_a_program_is_named_and_nothing_is_st
     file = tmp_path / "memory.db"
     store = open_store(f"sqlite:///{file}")
     await store.add_message("chat", user("before"))
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def work(_: object) -> None:
+        has_begun.set()
+        may_end.wait()
+
+    working = asyncio.create_task(store.database.run(work, sessions=["chat"]))
+    await asyncio.to_thread(has_begun.wait)
     if replaces:
         file.rename(tmp_path / "kept.db")
     for ending in ("", "-wal", "-shm"):
@@ -148,7 +158,15 @@ async def test_a_file_that_is_deleted_under_a_program_is_named_and_nothing_is_st
     if replaces:
         file.touch()
 
-    calls = [store.add_message("chat", user("lost")) for _ in range(4)]
+    calls = [
+        asyncio.create_task(store.add_message("chat", user("lost"))) for _ in range(4)
+    ]
+    # A call that begins after the discovery is stored in a new file. These wait before it.
+    owner = id(store.database)
+    while [job.owner for job in pending].count(owner) <= len(calls):  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    may_end.set()
+    await working
     for error in await asyncio.gather(*calls, return_exceptions=True):
         with pytest.raises(
             StoreError, match=r"was deleted or replaced .* this call has stored nothing"
