@@ -234,7 +234,7 @@ class FactBook:
             FactError: No fact has this id.
         """
         by: RetiredBy = "change" if replaced_by else "hand"
-        _check_ids(replaced_by or fact_id)
+        _check_ids(replaced_by or "")
         return await self._change(
             fact_id, lambda fact: retire(fact, reason, self._now(), replaced_by, by=by)
         )
