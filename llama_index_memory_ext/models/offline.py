@@ -7,11 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llama_index.core.base.llms.types import (
-    ChatMessage,
-    LLMMetadata,
-    ToolCallBlock,
-)
+from llama_index.core.base.llms.types import ChatMessage, LLMMetadata, ToolCallBlock
 from llama_index.core.llms.mock import MockFunctionCallingLLM
 
 from llama_index_memory_ext.text.entries import body_of
@@ -68,7 +64,7 @@ _TOPICS = [_Topic(**fields) for fields in json.loads(_TOPICS_FILE.read_bytes())]
 
 
 class _Entry(NamedTuple):
-    """A message or a fact of the prompt."""
+    """A message of the prompt, or a fact: it counts as words of the user."""
 
     role: str
     text: str
@@ -119,7 +115,7 @@ def _elements(text: str) -> list[_Entry]:
     """Return the messages and facts of a memory: recalled messages, facts, and then the newer messages."""
     matches = list(_ELEMENT.finditer(text))
     matches.sort(key=lambda match: (match["newer"] or "", not match["role"]))
-    return [_Entry(match["role"] or "fact", match["text"].strip()) for match in matches]
+    return [_Entry(match["role"] or "user", match["text"].strip()) for match in matches]
 
 
 def _statements(beginning: str, text: str) -> list[re.Match[str]]:
@@ -136,6 +132,10 @@ def _statements(beginning: str, text: str) -> list[re.Match[str]]:
         if not sentence.endswith("?"):
             statements += pattern.finditer(sentence)
     return statements
+
+
+def _words_of_user(prompt: _Prompt) -> str:
+    return "\n".join(entry.text for entry in prompt.before if entry.role == "user")
 
 
 def _report_facts(prompt: _Prompt) -> ToolCallBlock | None:
@@ -158,19 +158,20 @@ def _report_facts(prompt: _Prompt) -> ToolCallBlock | None:
                 }
                 of_topic.append(fact)
         facts += of_topic[-1:] if topic.single else of_topic
-    return _call("report_facts", {"facts": facts})
+    return ToolCallBlock(
+        tool_call_id="call_1", tool_name="report_facts", tool_kwargs={"facts": facts}
+    )
 
 
 def _extract_facts(prompt: _Prompt) -> str:
     """Return the facts of the messages, as LlamaIndex's ``FactExtractionMemoryBlock`` asks for them."""
     if "<existing_facts>" not in prompt.question:
         return ""
-    text = "\n".join(entry.text for entry in prompt.before if entry.role == "user")
-    facts = []
+    facts = ""
     for topic in _TOPICS:
-        statements = _statements(topic.statement, text)
-        facts += [f"<fact>{topic.fact} {said['value']}</fact>" for said in statements]
-    return "".join(facts)
+        for statement in _statements(topic.statement, _words_of_user(prompt)):
+            facts += f"<fact>{topic.fact} {statement['value']}</fact>"
+    return facts
 
 
 def _contradicted(topic: _Topic, content: str, known_facts: str) -> int:
@@ -182,10 +183,6 @@ def _contradicted(topic: _Topic, content: str, known_facts: str) -> int:
     return 0
 
 
-def _call(tool: str, arguments: dict[str, Any]) -> ToolCallBlock:
-    return ToolCallBlock(tool_call_id="call_1", tool_name=tool, tool_kwargs=arguments)
-
-
 def _summarize(prompt: _Prompt) -> str:
     """Return the summary so far, and the first sentence of each message in the request."""
     summary_so_far = _SUMMARY_SO_FAR.search(prompt.question)
@@ -194,9 +191,9 @@ def _summarize(prompt: _Prompt) -> str:
     lines = [summary_so_far[1].replace("(none)", "")]
     for entry in _elements(prompt.question):
         if entry.role != "tool" and not _CALL.search(entry.text):
-            sentence = _SENTENCE_END.split(entry.text)[0].strip()
+            sentence = _SENTENCE_END.split(entry.text)[0]
             lines.append(f"The {entry.role}: {sentence}")
-    return "\n".join(filter(None, lines))
+    return "\n".join(lines).strip()
 
 
 def _call_tool(prompt: _Prompt) -> str | ToolCallBlock:
@@ -204,11 +201,15 @@ def _call_tool(prompt: _Prompt) -> str | ToolCallBlock:
     for entry in prompt.after:
         if entry.role == "tool":
             return f"The result is {entry.text}."
-    numbers = list(map(json.loads, _NUMBER.findall(prompt.question)))
+    numbers = _NUMBER.findall(prompt.question)
     words = prompt.question.casefold().split()
     for tool in prompt.tools:
         if tool in words and len(numbers) == len(_PARAMETERS):
-            return _call(tool, dict(zip(_PARAMETERS, numbers, strict=True)))
+            values = [float(text) if "." in text else int(text) for text in numbers]
+            arguments = dict(zip(_PARAMETERS, values, strict=True))
+            return ToolCallBlock(
+                tool_call_id="call_1", tool_name=tool, tool_kwargs=arguments
+            )
     return ""
 
 
@@ -227,8 +228,7 @@ def _tell_calls(prompt: _Prompt) -> str:
 
 def _answer_question(prompt: _Prompt) -> str:
     """Answer a question about a topic, from the facts and the user's words."""
-    entries = [entry for entry in prompt.before if entry.role in ("fact", "user")]
-    text = "\n".join([*(entry.text for entry in entries), prompt.question])
+    text = f"{_words_of_user(prompt)}\n{prompt.question}"
     for topic in _TOPICS:
         if re.search(topic.question, prompt.question, re.IGNORECASE):
             statements = _statements(f"{topic.statement}|{topic.fact}", text)
@@ -272,12 +272,11 @@ class OfflineModel(MockFunctionCallingLLM):
 
     @property
     def metadata(self) -> LLMMetadata:
-        return LLMMetadata(
-            model_name="offline model that answers by rules",
-            context_window=128_000,
-            is_chat_model=True,
-            is_function_calling_model=True,
-        )
+        changes = {
+            "model_name": "offline model that answers by rules",
+            "context_window": 128_000,
+        }
+        return super().metadata.model_copy(update=changes)
 
 
 def _respond(

@@ -72,13 +72,9 @@ def offline_demo(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def table_of(printed: str) -> dict[str, list[str]]:
     """The cells of each row of the table, by the label of the row."""
-    lines = (
-        printed.split("RIGHT ANSWERS ")[1].split("\n\n", maxsplit=1)[0].splitlines()[1:]
-    )
-    return {
-        label: cells
-        for label, *cells in (re.split(r"\s{2,}", line.strip()) for line in lines)
-    }
+    table = printed.split("RIGHT ANSWERS ")[1].partition("\n\n")[0]
+    rows = [re.split(r"\s{2,}", line.strip()) for line in table.splitlines()[1:]]
+    return {label: cells for label, *cells in rows}
 
 
 def test_the_first_result_is_a_table_of_the_memories(offline_demo: str) -> None:
@@ -165,35 +161,24 @@ def ask(question: str) -> ChatMessage:
     return reply([ChatMessage(question)], ["add", "multiply", "divide"])
 
 
-@pytest.mark.parametrize(
-    ("question", "answer"),
-    [
-        (
-            "My name is Ann and I live in Rome.",
-            "Noted: your name is Ann, you live in Rome.",
-        ),
-        ("Call me Ann.", "Noted: your name is Ann."),
-        (
-            "I'm allergic to nuts, and I have two small children.",
-            "Noted: you are allergic to nuts, you have two small children.",
-        ),
-        (
-            "I bought a bike. I plan to sell it.",
-            "Noted: you bought a bike, you planned to sell it.",
-        ),
-        (
-            "I work as a nurse and I work at the clinic.",
-            "Noted: you work as a nurse, you work at the clinic.",
-        ),
-        ("What is my name?", NOT_SEEN),
-        ("Do I have allergies?", NOT_SEEN),
-        ("Do I have any children?", NOT_SEEN),
-        ("How did you go about answering that?", NO_CALL),
-        ("What is 2 - 1?", ABOUT),
-        ("Subtract 1 from 2.", ABOUT),
-        ("Add it to my list, and add 2.", ABOUT),
-    ],
-)
+ANSWERS = [
+    ("My name is Ann and I live in Rome.", "Noted: your name is Ann, you live in Rome."),
+    ("Call me Ann.", "Noted: your name is Ann."),
+    ("I'm allergic to nuts, and I have two small dogs.", "Noted: you are allergic to nuts, you have two small dogs."),
+    ("I bought a bike. I plan to sell it.", "Noted: you bought a bike, you planned to sell it."),
+    ("I work as a nurse and I work at the clinic.", "Noted: you work as a nurse, you work at the clinic."),
+    ("What is my name?", NOT_SEEN),
+    ("Do I have allergies?", NOT_SEEN),
+    ("Do I have any children?", NOT_SEEN),
+    ("How did you go about answering that?", NO_CALL),
+    ("What is 2 - 1?", ABOUT),
+    ("Subtract 1 from 2.", ABOUT),
+    ("Add it to my list, and add 2.", ABOUT),
+    ("My number is 0151 4711.", ABOUT),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("question", "answer"), ANSWERS)
 def test_the_offline_model_answers_only_from_what_it_is_shown(
     question: str, answer: str
 ) -> None:
@@ -237,7 +222,7 @@ async def test_an_agent_works_with_the_offline_model(
 ) -> None:
     agent = FunctionAgent(llm=OfflineModel(), tools=[divide], streaming=streaming)
     memory: CondensedMemory = open_memory()
-    answer = await agent.run("Please divide 7 by -2", memory=memory)
+    answer = await agent.run("Please divide 07 by -2", memory=memory)
     assert str(answer) == "The result is -3.5."
     answer = await agent.run("How did you go about answering that?", memory=memory)
     assert str(answer) == 'I called divide({"a": 7, "b": -2}), got -3.5.'
@@ -257,25 +242,19 @@ async def extracted(*said: str, known: tuple[str, ...] = ()) -> ValidatedReply:
     return validate_reply(reply, lines, facts, now=now)
 
 
-@pytest.mark.parametrize(
-    ("said", "contents"),
-    [
-        ("Hi! My name is Ann and I live in Rome.", ["Is called Ann", "Lives in Rome"]),
-        (
-            "I use Docker, and I prefer pytest for testing!",
-            ["Uses Docker", "Prefers pytest for testing"],
-        ),
-        (
-            "I'm working on a shop. I\u2019m working on C++ too.",
-            ["Works on a shop", "Works on C++ too"],
-        ),
-        ("Where do I live? Does my name is Ann sound right?", []),
-        ("What is 1 + 1?", []),
-        ("I'm allergic to peanuts.", ["Is allergic to peanuts"]),
-        ("Please call me Sam. I have a daughter.", ["Is called Sam", "Has a daughter"]),
-        ("I work as a nurse.", ["Works as a nurse"]),
-    ],
-)
+REPORTED = [
+    ("Hi! My name is Ann and I live in Rome.", ["Is called Ann", "Lives in Rome"]),
+    ("I use Docker, and I prefer pytest for testing!", ["Uses Docker", "Prefers pytest for testing"]),
+    ("I'm working on a shop. I\u2019m working on C++ too.", ["Works on a shop", "Works on C++ too"]),
+    ("Where do I live? Does my name is Ann sound right?", []),
+    ("What is 1 + 1?", []),
+    ("I'm allergic to peanuts.", ["Is allergic to peanuts"]),
+    ("Please call me Sam. I have a daughter.", ["Is called Sam", "Has a daughter"]),
+    ("I work as a nurse.", ["Works as a nurse"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("said", "contents"), REPORTED)
 async def test_what_the_offline_model_reports_passes_the_gates(
     said: str, contents: list[str]
 ) -> None:
@@ -303,11 +282,8 @@ async def test_of_several_homes_the_last_is_reported_and_what_is_known_is_confir
     gated = await extracted("I live in Rome.", "I moved to Berlin.")
     assert [fact.content for fact in gated.accepted] == ["I moved to Berlin."]
     gated = await extracted("I live in Paris.", known=("Lives in Paris",))
-    assert (gated.accepted, [fact.id for fact in gated.confirmed], gated.retired) == (
-        (),
-        ["Lives in Paris"],
-        (),
-    )
+    assert [fact.id for fact in gated.confirmed] == ["Lives in Paris"]
+    assert (gated.accepted, gated.retired) == ((), ())
 
 
 @pytest.mark.parametrize(
