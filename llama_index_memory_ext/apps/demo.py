@@ -28,11 +28,13 @@ from pydantic import Field
 
 import llama_index_memory_ext as ext
 from llama_index_memory_ext import OfflineModel, body_of
-from llama_index_memory_ext.apps.cli import TIMEOUT, model_host, one_line
+from llama_index_memory_ext.apps.cli import model_host, one_line
 
 if TYPE_CHECKING:
     from llama_index.core.llms import LLM
 
+# Seconds for an answer of the model.
+_TIMEOUT = 30.0
 _TOKEN_LIMIT = 3_000
 _COLUMNS = 78
 _COUNTER = ext.TokenCounter()
@@ -57,7 +59,7 @@ def choose_model(**options: Any) -> LLM:
         "model": variables.get("OPENAI_MODEL") or "gpt-4o-mini",
         "api_base": variables.get("OPENAI_API_BASE"),
         "OPENAI_CONTEXT_WINDOW": variables.get("OPENAI_CONTEXT_WINDOW") or None,
-        "timeout": variables.get("OPENAI_TIMEOUT") or TIMEOUT,
+        "timeout": variables.get("OPENAI_TIMEOUT") or _TIMEOUT,
     }
     return ext.AnyOpenAI(max_retries=1, **options)
 
@@ -96,29 +98,29 @@ class _Answer(NamedTuple):
 
 @dataclass
 class _Side:
-    """A memory of the comparison; ``learning`` counts the tokens of the calls that learn facts.
+    """A memory of the comparison, with the model that answers, and its answers.
 
-    ``cells``: the cells of the table, a verdict for each question.
-    ``answers``: the answer to each question.
+    ``learning``: counts the tokens of the calls that learn facts.
     """
 
     name: str
     memory: Any
+    model: LLM
     learning: TokenCountingHandler
-    cells: list[str] = field(default_factory=list)
-    answers: list[str] = field(default_factory=list)
+    answers: list[_Answer] = field(default_factory=list)
 
-    async def ask(self, model: LLM, question: str) -> _Answer:
-        """Ask a question as an agent does, and return the answer."""
+    async def ask(self, question: str) -> None:
+        """Ask a question as an agent does, and keep the answer."""
         await self.memory.aput(ChatMessage(question))
         messages = await self.memory.aget()
-        response = await model.achat(messages)
+        response = await self.model.achat(messages)
         await self.memory.aput(response.message)
-        return _Answer(body_of(response.message), "\n".join(map(body_of, messages)))
+        prompt = "\n".join(map(body_of, messages))
+        self.answers.append(_Answer(body_of(response.message), prompt))
 
-    def print_answer(self, text: str) -> None:
+    def print_answer(self, index: int) -> None:
         """Print an answer behind the name of the memory."""
-        print(f"  {self.name:18}  {one_line(text)}")
+        print(f"  {self.name:18}  {one_line(self.answers[index].text)}")
 
 
 def _open_sides(folder: Path, session: str) -> list[_Side]:
@@ -132,26 +134,23 @@ def _open_sides(folder: Path, session: str) -> list[_Side]:
             "token_limit": _TOKEN_LIMIT,
             "async_database_uri": f"sqlite+aiosqlite:///{folder.as_posix()}/{name}.db",
         }
+        if name == "Memory, its blocks":
+            options["memory_blocks"] = [
+                FactExtractionMemoryBlock(llm=model),
+                VectorMemoryBlock(vector_store=_Words(), embed_model=MockEmbedding(1)),
+            ]
         memory: Any
         if name == "CondensedMemory":
             # In a new session, the question waits until the old session was read.
             memory = ext.CondensedMemory.from_defaults(
-                **options, user_id="logan", llm=model, wait_for_facts=TIMEOUT
+                **options, user_id="logan", llm=model, wait_for_facts=_TIMEOUT
             )
         else:
-            blocks: Any = []
-            if name != "Memory":
-                blocks = [
-                    FactExtractionMemoryBlock(llm=model),
-                    VectorMemoryBlock(
-                        vector_store=_Words(), embed_model=MockEmbedding(1)
-                    ),
-                ]
             # By default LlamaIndex's Memory drops 3,000 tokens at once.
             memory = Memory.from_defaults(
-                **options, memory_blocks=blocks, token_flush_size=_TOKEN_LIMIT // 10
+                **options, token_flush_size=_TOKEN_LIMIT // 10
             )
-        sides.append(_Side(name, memory, handler))
+        sides.append(_Side(name, memory, choose_model(), handler))
     return sides
 
 
@@ -167,19 +166,18 @@ async def _close_sides(sides: list[_Side]) -> None:
 def run(*, with_all: bool = False) -> int:
     """Compare the memories, and return the exit code; ``with_all`` prints the answer to each question, too."""
     folder = Path(tempfile.mkdtemp(prefix="demo-"))
-    model = choose_model()
-    print(f"Model: {describe_model(model)}\nDatabases: {folder}\n")
-    asyncio.run(_compare(model, folder, with_all=with_all))
+    print(f"Model: {describe_model(choose_model())}\nDatabases: {folder}\n")
+    asyncio.run(_compare(folder, with_all=with_all))
     other_folder = Path(tempfile.mkdtemp(prefix="demo-", dir=folder))
     program = "import asyncio, sys; from llama_index_memory_ext.apps import demo; asyncio.run(demo.tell(sys.argv[1]))"
     command = [sys.executable, "-c", program, str(other_folder)]
     subprocess.run(command, check=False)  # noqa: S603 - the command is this program
-    asyncio.run(_ask_after_kill(model, other_folder))
+    asyncio.run(_ask_after_kill(other_folder))
     print("\n`demo --all` prints each answer. Use it in your agent: docs/quickstart.md")
     return 0
 
 
-async def _compare(model: LLM, folder: Path, *, with_all: bool) -> None:
+async def _compare(folder: Path, *, with_all: bool) -> None:
     """Put the messages into each memory, ask the questions, and print a table of the right answers."""
     sides = _open_sides(folder, "demo")
     messages = ext.messages_from_json(_CONVERSATION)
@@ -192,34 +190,40 @@ async def _compare(model: LLM, folder: Path, *, with_all: bool) -> None:
             # facts.
             await sides[-1].memory.facts_block.await_jobs("demo")
         for side in sides:
-            await _examine(side, model, questions)
+            for question in questions:
+                await side.ask(question["text"])
+        # Before a memory is closed, which learns from its last turns.
+        columns = [_column(side, questions) for side in sides]
     finally:
         await _close_sides(sides)
     labels = [question["label"] for question in questions]
     labels += ["in all", "mean tokens of a prompt", "tokens to learn facts"]
-    columns = [["RIGHT ANSWERS", *labels]]
-    columns += [[side.name, *side.cells] for side in sides]
-    for row in zip(*columns, strict=True):
+    for row in zip(["RIGHT ANSWERS", *labels], *columns, strict=True):
         print("{:29}{:>8}{:>20}{:>17}".format(*row))
     if with_all:
-        for index, question in enumerate(questions):
-            print(f"\n{question['text']}")
-            for side in sides:
-                side.print_answer(side.answers[index])
+        _print_answers(sides, questions)
 
 
-async def _examine(side: _Side, model: LLM, questions: list[dict[str, str]]) -> None:
-    """Ask the questions, and fill the cells. A right guess does not count: the answer must stand in the prompt."""
+def _print_answers(sides: list[_Side], questions: list[dict[str, str]]) -> None:
+    for index, question in enumerate(questions):
+        print(f"\n{question['text']}")
+        for side in sides:
+            side.print_answer(index)
+
+
+def _column(side: _Side, questions: list[dict[str, str]]) -> list[str]:
+    """Return the cells of a memory. A right guess does not count: the answer must stand in the prompt."""
     tokens = 0
-    for question in questions:
-        answer = await side.ask(model, question["text"])
-        side.answers.append(answer.text)
+    verdicts = []
+    for question, answer in zip(questions, side.answers, strict=True):
         tokens += _COUNTER.count(answer.prompt)
         right = question["answer"]
         is_right = right in answer.prompt and right in answer.text.replace(",", "")
-        side.cells.append("yes" if is_right else "no")
-    side.cells += [
-        f"{side.cells.count('yes')} of {len(questions)}",
+        verdicts.append("yes" if is_right else "no")
+    return [
+        side.name,
+        *verdicts,
+        f"{verdicts.count('yes')} of {len(questions)}",
         f"{tokens / len(questions):,.0f}",
         f"{side.learning.total_llm_token_count:,}",
     ]
@@ -227,22 +231,21 @@ async def _examine(side: _Side, model: LLM, questions: list[dict[str, str]]) -> 
 
 async def tell(folder: str) -> None:
     """Tell each memory of the allergy, and kill this process: nothing is learned or closed."""
-    model = choose_model()
     for side in _open_sides(Path(folder), "monday"):
-        await side.ask(model, _TOLD)
+        await side.ask(_TOLD)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-async def _ask_after_kill(model: LLM, folder: Path) -> None:
+async def _ask_after_kill(folder: Path) -> None:
     """Ask each memory in a new session; print the answers, and the prompt of CondensedMemory."""
     print(f"\nA process hears {_TOLD!r} and is KILLED.\nA new session: {_ASKED}")
     sides = _open_sides(folder, "tuesday")
     for side in sides:
-        answer = await side.ask(model, _ASKED)
-        side.print_answer(answer.text)
-    tokens = _COUNTER.count(answer.prompt)
-    print(f"\nThe prompt of {side.name}, {tokens} tokens:")
-    for line in answer.prompt.splitlines():
+        await side.ask(_ASKED)
+        side.print_answer(0)
+    prompt = side.answers[0].prompt
+    print(f"\nThe prompt of {side.name}, {_COUNTER.count(prompt)} tokens:")
+    for line in prompt.splitlines():
         print("  |", one_line(line, _COLUMNS))
     for fact in await side.memory.facts.alist():
         print(f'The fact quotes the user: "{one_line(fact.quote)}"')

@@ -1,11 +1,10 @@
-"""Errors, safe output and the database, for the commands; imports no library of the extra."""
+"""Errors and safe output, for the commands; imports no library of the extra."""
 
 from __future__ import annotations
 
 import os
 import re
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -23,8 +22,6 @@ _UNSAFE = re.compile(
 _SHORTEST_KEY = 8
 
 PACKAGE = "llama-index-memory-ext"
-# Seconds for an answer of the model.
-TIMEOUT = 30.0
 
 
 class TerminalError(Exception):
@@ -46,25 +43,6 @@ def needs_extra(extra: str, *libraries: str) -> Iterator[None]:
         raise UsageError(
             f'This command needs more packages. Install them: pip install "{PACKAGE}[{extra}]"'
         ) from None
-
-
-def open_store(db: str, **place: Any) -> ext.MemoryStore:
-    """Return the store in a SQLite file or at a SQLAlchemy address; it connects at its first use."""
-    if "://" not in db:
-        file = Path(db).expanduser().absolute()
-        if "?" in db:
-            raise UsageError(
-                "--db must be a SQLAlchemy address, or the name of a file without a question mark."
-            )
-        db = f"sqlite+aiosqlite:///{file.as_posix()}"
-    # Arguments of a command can be seen by all users of the machine, variables cannot.
-    keys = os.environ.get("LLAMA_INDEX_MEMORY_KEY", "").split()
-    store = ext.MemoryStore(db, encryption_key=keys or None, **place)
-    if store.is_in_memory:
-        raise UsageError(
-            "a database in memory is gone when the command ends. Pass a file or a server to --db."
-        )
-    return store
 
 
 def describe_error(error: BaseException) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import platform
 import signal
 import sys
@@ -24,7 +25,6 @@ from llama_index_memory_ext.apps.cli import (
     TerminalError,
     UsageError,
     one_line,
-    open_store,
     plain,
 )
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 # From the options before the command: the chat table and the schema.
-_tables: ContextVar[dict[str, str | None]] = ContextVar("_tables")
+_tables: ContextVar[dict[str, Any]] = ContextVar("_tables")
 
 
 # What typer.Option returns is declared as Any.
@@ -157,8 +157,24 @@ def default_file() -> Path:
 
 
 def find_store(db: str | None) -> ext.MemoryStore:
-    """Return the store that ``--db`` names, not yet opened."""
-    return open_store(str(default_file()) if db is None else db, **_tables.get())
+    """Return the store that ``--db`` names: a SQLite file or a SQLAlchemy address; it connects at its first use."""
+    if db is None:
+        db = str(default_file())
+    if "://" not in db:
+        file = Path(db).expanduser().absolute()
+        if "?" in db:
+            raise UsageError(
+                "--db must be a SQLAlchemy address, or the name of a file without a question mark."
+            )
+        db = f"sqlite+aiosqlite:///{file.as_posix()}"
+    # Arguments of a command can be seen by all users of the machine, variables cannot.
+    keys = os.environ.get("LLAMA_INDEX_MEMORY_KEY", "").split()
+    store = ext.MemoryStore(db, encryption_key=keys or None, **_tables.get())
+    if store.is_in_memory:
+        raise UsageError(
+            "a database in memory is gone when the command ends. Pass a file or a server to --db."
+        )
+    return store
 
 
 async def check_store(store: ext.MemoryStore, *, create: bool = False) -> None:
@@ -205,15 +221,10 @@ def run(
     output = asyncio.run(call())
     if output is None:
         return None
-    return show(output, as_json=as_json)
-
-
-def show(output: Output, *, as_json: bool) -> Any:
-    """Print the output, and return its result."""
-    # Imported here: it takes a while, and the help does not need it.
-    from pydantic_core import to_jsonable_python
-
     if as_json:
+        # Imported here: it takes a while, and the help does not need it.
+        from pydantic_core import to_jsonable_python
+
         # In ASCII, which any terminal and any pipe can print.
         print(json.dumps(to_jsonable_python(output.result), indent=2))
     else:
@@ -295,9 +306,7 @@ def book_of(memory: ext.CondensedMemory) -> ext.FactBook:
 
 def whose(memory: ext.CondensedMemory) -> str:
     """Return the name of the owner of the memory's facts: the user, or else the session."""
-    if memory.user_id is None:
-        return memory.session_id
-    return memory.user_id
+    return ext.display_name(memory.facts.namespace)
 
 
 def one_of(user: str | None, session: str | None) -> str:

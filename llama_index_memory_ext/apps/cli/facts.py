@@ -138,28 +138,20 @@ def command(
     session, agent, database and JSON. ``options`` are further options that the function
     takes by name; ``embed`` gives its memory an embedding model.
     """
-    shared_options = {
-        "user": User,
-        "session": Session,
-        "agent": Agent,
-        "time_zone": TimeZone,
-        "db": Db,
-        "json": Json,
-    }
 
     def register(work: _WorkOnFacts) -> None:
         def run(
             *,
-            user: str | None,
-            session: str | None,
-            agent: str | None,
-            time_zone: Any,
-            db: str | None,
-            json: bool,
-            embed: Embed = None,
+            user: User = None,
+            session: Session = None,
+            agent: Agent = None,
+            time_zone: TimeZone = None,
+            db: Db = None,
+            json: Json = False,
             **values: Any,
         ) -> None:
             check_whose(user, session)
+            embed = values.pop("embed", None)
 
             async def work_on_facts(store: "MemoryStore") -> Output:
                 memory = cli.memory_on(store, session, user, agent, embed, time_zone)
@@ -167,20 +159,18 @@ def command(
 
             cli.run(db, work_on_facts, create=create, as_json=json)
 
-        _, *own = signature(work).parameters.values()
-        parameters = [entry for entry in own if entry.kind != Parameter.VAR_KEYWORD]
-        for option, annotation in (options | shared_options).items():
-            default = False if annotation is Json else None
+        _, *parameters = signature(work).parameters.values()
+        for option, annotation in options.items():
             parameters.append(
                 Parameter(
-                    option,
-                    Parameter.KEYWORD_ONLY,
-                    default=default,
-                    annotation=annotation,
+                    option, Parameter.KEYWORD_ONLY, default=None, annotation=annotation
                 )
             )
+        parameters += signature(run).parameters.values()
         # Typer reads the parameters of a command here.
-        vars(run)["__signature__"] = Signature(parameters)
+        vars(run)["__signature__"] = Signature(
+            [entry for entry in parameters if entry.kind != Parameter.VAR_KEYWORD]
+        )
         call = " ".join(filter(None, ["facts", name, example, "--user ann"]))
         app.command(name, help=work.__doc__, epilog=cli.example(call))(run)
 

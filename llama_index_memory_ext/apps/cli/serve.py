@@ -22,13 +22,6 @@ from llama_index_memory_ext.apps.cli.app import (
 )
 from llama_index_memory_ext.apps.cli.facts import check_whose
 
-# Requests are not logged, because addresses hold words of users.
-_SILENT: dict[str, Any] = {
-    "access_log": False,
-    "log_config": None,
-    "server_header": False,
-}
-
 
 @cli.app.command(epilog=cli.example("inspect --db memory.db --port 8000"))
 def inspect(
@@ -90,10 +83,19 @@ async def _serve(inspector: Any, port: int) -> None:
             f"Port {port} cannot be used: {error.strerror}. Pass another port, or 0 for any free port."
         ) from None
     cli.say(
-        f"http://127.0.0.1:{listening.getsockname()[1]}{inspector.path}/\n"
+        f"http://127.0.0.1:{listening.getsockname()[1]}{inspector.access.path}/\n"
         "Anyone on this machine with this address can see all data, until you press Ctrl-C."
     )
-    server = Server(Config(inspector, lifespan="off", **_SILENT))
+    server = Server(
+        Config(
+            inspector,
+            lifespan="off",
+            # Addresses hold words of users.
+            access_log=False,
+            log_config=None,
+            server_header=False,
+        )
+    )
     # When the server has closed its connections, it raises the signal that ended it once
     # more.
     with listening, suppress(KeyboardInterrupt, asyncio.CancelledError):
