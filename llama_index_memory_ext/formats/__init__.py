@@ -231,13 +231,11 @@ def _check_values(value: Json, levels: int) -> None:
         raise MessageError(
             "Expected a finite number; got NaN, or a number that is too large."
         )
-    entries: Iterable[Json] = ()
     if isinstance(value, dict):
-        entries = value.values()
-    elif isinstance(value, list):
-        entries = value
-    for entry in entries:
-        _check_values(entry, levels - 1)
+        value = list(value.values())
+    if isinstance(value, list):
+        for entry in value:
+            _check_values(entry, levels - 1)
 
 
 def _own(value: dict[str, Json]) -> ChatMessage | None:

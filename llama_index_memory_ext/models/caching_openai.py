@@ -59,9 +59,7 @@ def _has_points(message: ChatMessage) -> bool:
 
 
 def _without_points(message: ChatMessage) -> ChatMessage:
-    """Return a copy of a message without its cache points, or the message itself if it has none."""
-    if not _has_points(message):
-        return message
+    """Return a copy of a message without its cache points."""
     blocks = [block for block in message.blocks if not isinstance(block, CachePoint)]
     return message.model_copy(update={"blocks": blocks})
 

@@ -15,12 +15,12 @@ from llama_index.core.base.llms.types import (
     ChatMessage,
     ImageBlock,
     TextBlock,
-    ToolCallBlock,
 )
 from llama_index.llms.openai import OpenAI, OpenAIResponses
 from pydantic import BaseModel
 
 from llama_index_memory_ext import CachingOpenAI, CachingOpenAIResponses
+from tests.conversation import calling
 from tests.memories import OpenMemory
 from tests.openai_caches import PromptCaches
 from tests.openai_server import Message, call, say
@@ -41,6 +41,10 @@ def start_client(start_client: StartClient) -> StartClient:
     )
 
 
+def text(words: str) -> TextBlock:
+    return TextBlock(text=words)
+
+
 class Town(BaseModel):
     """A town."""
 
@@ -51,21 +55,17 @@ def asked(turn: int, session_id: str | None = "Ann's session") -> list[ChatMessa
     """A record that grows, with points at its end and where it ended before; then a question."""
     blocks: list[Any] = []
     for i in range(turn + 1):
-        blocks.append(
-            TextBlock(text=f"<turn n='{i}'>{'They talk of towns. ' * 300}</turn>\n")
-        )
+        blocks.append(text(f"<turn n='{i}'>{'They talk of towns. ' * 300}</turn>\n"))
         blocks += [POINT] * (i >= turn - 1)
-    blocks.append(TextBlock(text=f"Question {turn}: which town?"))
+    blocks.append(text(f"Question {turn}: which town?"))
     kwargs = {"session_id": session_id} if session_id else {}
     return [ChatMessage(role="user", blocks=blocks, additional_kwargs=kwargs)]
 
 
 def answer(messages: list[Message], tools: list[str]) -> Message:
-    return (
-        call(("call_1", tools[0], {"name": "Bath"}))
-        if "Town" in tools
-        else say('{"name": "Bath"}')
-    )
+    if "Town" in tools:
+        return call(("call_1", tools[0], {"name": "Bath"}))
+    return say('{"name": "Bath"}')
 
 
 async def said(llm: Any, way: str, messages: list[ChatMessage]) -> str:
@@ -84,74 +84,46 @@ WAYS = [*PLAIN_WAYS, *(f"structured {name}" for name in PLAIN_WAYS)]
 EACH_WAY = pytest.mark.parametrize("way", WAYS)
 
 
+@pytest.mark.parametrize(
+    ("kind", "place", "text_type"),
+    [
+        (CachingOpenAI, "messages", "text"),
+        (CachingOpenAIResponses, "input", "input_text"),
+    ],
+)
 async def test_a_mark_stands_on_the_part_before_each_cache_point(
-    start_client: StartClient,
+    start_client: StartClient, kind: type[Any], place: str, text_type: str
 ) -> None:
+    a, b, c, d, e, brief, yes = map(
+        text, ["a", "b", "c", "d", "e", "Be brief.", "Yes."]
+    )
+    image = ImageBlock(image=PIXEL, image_mimetype="image/png")
     messages = [
-        ChatMessage(role="system", blocks=[TextBlock(text="Be brief."), POINT]),
-        ChatMessage(
-            role="user",
-            blocks=[
-                POINT,
-                TextBlock(text="a"),
-                TextBlock(text="b"),
-                POINT,
-                TextBlock(text="c"),
-            ],
-        ),
-        ChatMessage(role="assistant", blocks=[TextBlock(text="Yes."), POINT]),
-        ChatMessage(
-            role="user",
-            blocks=[ImageBlock(image=PIXEL, image_mimetype="image/png"), POINT],
-        ),
-        ChatMessage(
-            role="user", blocks=[POINT, TextBlock(text="d"), TextBlock(text="e")]
-        ),
+        ChatMessage(role="system", blocks=[brief, POINT]),
+        ChatMessage(role="user", blocks=[POINT, a, b, POINT, c]),
+        ChatMessage(role="assistant", blocks=[yes, POINT]),
+        ChatMessage(role="user", blocks=[image, POINT]),
+        ChatMessage(role="user", blocks=[POINT, d, e]),
     ]
-    llm, server = start_client(CachingOpenAI, answer)
+    llm, server = start_client(kind, answer)
     llm.chat(messages)
-    system, first, reply, image, last = server.bodies[-1]["messages"]
-    assert system == {
-        "role": "developer",
-        "content": [{"type": "text", "text": "Be brief.", **MARK}],
-    }
-    texts = [
-        {"type": "text", "text": "a"},
-        {"type": "text", "text": "b", **MARK},
-        {"type": "text", "text": "c"},
+    body = server.bodies[-1]
+    system, first, reply, picture, last = body[place]
+    (part,) = system["content"]
+    assert system["role"] == "developer"
+    assert part == {"type": text_type, "text": "Be brief.", **MARK}
+    assert first["content"] == [
+        {"type": text_type, "text": "a"},
+        {"type": text_type, "text": "b", **MARK},
+        {"type": text_type, "text": "c"},
     ]
-    assert first == {"role": "user", "content": texts}
-    assert reply == {"role": "assistant", "content": "Yes."}
-    assert image["content"][0].keys() == {
-        "type",
-        "image_url",
-        "prompt_cache_breakpoint",
-    }
+    assert reply["role"] == "assistant"
+    assert "prompt_cache" not in json.dumps(reply)
+    (part,) = picture["content"]
+    assert part.keys() - {"detail"} == {"type", "image_url", *MARK}
     assert last == {"role": "user", "content": "de"}
-    assert server.bodies[-1]["prompt_cache_options"] == EXPLICIT
-    assert "prompt_cache_key" not in server.bodies[-1]
-
-    llm, server = start_client(CachingOpenAIResponses, answer)
-    llm.chat(messages)
-    system, first, reply, image, last = server.bodies[-1]["input"]
-    assert system == {
-        "role": "developer",
-        "content": [{"type": "input_text", "text": "Be brief.", **MARK}],
-    }
-    assert [part.get("prompt_cache_breakpoint") for part in first["content"]] == [
-        None,
-        EXPLICIT,
-        None,
-    ]
-    assert {part["type"] for part in first["content"]} == {"input_text"}
-    assert (reply["role"], "prompt_cache" in json.dumps(reply)) == ("assistant", False)
-    assert image["content"][0].keys() == {
-        "type",
-        "image_url",
-        "detail",
-        "prompt_cache_breakpoint",
-    }
-    assert last == {"role": "user", "content": "de"}
+    assert body["prompt_cache_options"] == EXPLICIT
+    assert "prompt_cache_key" not in body
 
 
 @BOTH
@@ -162,11 +134,9 @@ async def test_a_tool_loop_finds_the_results_that_it_was_sent_before(
 
     def walker(messages: list[Message], tools: list[str]) -> Message:
         results = sum(message["role"] == "tool" for message in messages)
-        return (
-            say("Bath.")
-            if results == 3
-            else call((f"call_{results}", "look", {"place": results}))
-        )
+        if results == 3:
+            return say("Bath.")
+        return call((f"call_{results}", "look", {"place": results}))
 
     def look(place: int) -> str:
         """Look at a place."""
@@ -179,12 +149,8 @@ async def test_a_tool_loop_finds_the_results_that_it_was_sent_before(
     assert modes == [EXPLICIT, None, None, None]
     for before, usage in zip(server.usages, server.usages[1:], strict=False):
         assert usage.found == before.found + before.written
-    assert [usage.found + usage.written == usage.prompt for usage in server.usages] == [
-        False,
-        True,
-        True,
-        True,
-    ]
+    cached = [usage.found + usage.written == usage.prompt for usage in server.usages]
+    assert cached == [False, True, True, True]
     assert server.refusals == []
 
 
@@ -193,41 +159,32 @@ async def test_the_record_of_an_agents_memory_is_found_in_each_turn_but_after_a_
     start_client: StartClient, open_memory: OpenMemory, kind: type[Any]
 ) -> None:
     """Also when each turn is served by another process."""
-    llm, server = start_client(
-        kind,
-        lambda messages, tools: say("They talk of towns, and of nothing else. " * 15),
-    )
+    words = "They talk of towns, and of nothing else. " * 15
+    llm, server = start_client(kind, lambda messages, tools: say(words))
     server.caches = PromptCaches()
     cuts = 0
     for i in range(16):
         memory = open_memory(cache_points=True, condensed_token_limit=2_500)
-        await FunctionAgent(llm=llm).run(
-            f"Question {i}: which town do they talk of?", memory=memory
-        )
+        question = f"Question {i}: which town do they talk of?"
+        await FunctionAgent(llm=llm).run(question, memory=memory)
     for before, now in pairwise(server.usages):
         if now.prompt < before.prompt:
             cuts += 1
         elif before.prompt > 1_100:
             assert now.found == before.found + before.written
     assert cuts == 1
-    keys = {
-        body["prompt_cache_key"] for body in server.bodies if "prompt_cache_key" in body
-    }
-    assert keys == {hashlib.sha256(b"chat").hexdigest()[:32]}
+    keys = {body.get("prompt_cache_key") for body in server.bodies}
+    assert keys - {None} == {hashlib.sha256(b"chat").hexdigest()[:32]}
 
 
 @BOTH
 async def test_a_tool_result_may_have_a_mark(
     start_client: StartClient, kind: type[Any]
 ) -> None:
-    called = ChatMessage(
-        role="assistant",
-        blocks=[ToolCallBlock(tool_call_id="1", tool_name="f", tool_kwargs="{}")],
-    )
+    called = calling(("1", "f", "{}"))
+    about = {"tool_call_id": "1"}
     result = ChatMessage(
-        role="tool",
-        blocks=[TextBlock(text="a"), POINT],
-        additional_kwargs={"tool_call_id": "1"},
+        role="tool", blocks=[text("a"), POINT], additional_kwargs=about
     )
     llm, server = start_client(kind, answer)
     llm.chat([ChatMessage(role="user", content="Look."), called, result])
@@ -256,11 +213,8 @@ async def test_the_key_is_a_digest_of_the_session_unless_the_user_has_set_one(
     llm, server = start_client(kind, answer, additional_kwargs=own)
     llm.chat(asked(0))
     body = server.bodies[-1]
-    assert (body["prompt_cache_key"], body["prompt_cache_options"], body["seed"]) == (
-        "mine",
-        {"mode": "implicit"},
-        1,
-    )
+    assert (body["prompt_cache_key"], body["seed"]) == ("mine", 1)
+    assert body["prompt_cache_options"] == {"mode": "implicit"}
     assert "prompt_cache_breakpoint" in json.dumps(body)
 
 
@@ -275,9 +229,8 @@ async def test_an_older_model_gets_the_key_of_the_session_and_no_marks(
     for turn in range(2):
         assert "name" in await said(llm, way, asked(turn))
     assert server.refusals == []
-    assert {body["prompt_cache_key"] for body in server.bodies} == {
-        hashlib.sha256(b"Ann's session").hexdigest()[:32]
-    }
+    keys = {body["prompt_cache_key"] for body in server.bodies}
+    assert keys == {hashlib.sha256(b"Ann's session").hexdigest()[:32]}
     assert "breakpoint" not in json.dumps(server.bodies)
     assert server.usages[-1].found > 1_024
 
@@ -299,18 +252,15 @@ async def test_a_request_without_cache_points_is_that_of_the_parent(
     messages = [
         ChatMessage(role="system", content="Be brief."),
         ChatMessage(
-            role="user",
-            blocks=[TextBlock(text="a"), TextBlock(text="b")],
-            additional_kwargs={"session_id": "s"},
+            blocks=[text("a"), text("b")], additional_kwargs={"session_id": "s"}
         ),
     ]
     # Structured answers of Responses are asked for by a call of a tool, which goes the way of all other requests.
     ways = WAYS if kind is CachingOpenAI else PLAIN_WAYS
     sent = []
     for client in (kind, parent):
-        llm, server = start_client(
-            client, answer, additional_kwargs={"prompt_cache_key": "mine"}
-        )
+        own = {"prompt_cache_key": "mine"}
+        llm, server = start_client(client, answer, additional_kwargs=own)
         for way in ways:
             await said(llm, way, messages)
         llm.complete("Hello")
