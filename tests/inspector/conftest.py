@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
-from llama_index_memory_ext import MemoryStore
+from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore
 from llama_index_memory_ext.apps.inspector.pages import Access
 from llama_index_memory_ext.apps.inspector.server import Inspector
 from tests.cli.conftest import command, without
@@ -28,7 +29,7 @@ __all__ = [
     "without",
 ]
 
-Open = Callable[..., "Inspected"]
+Inspect = Callable[..., Awaitable["Inspected"]]
 
 
 class Inspected(httpx.AsyncClient):
@@ -40,9 +41,33 @@ class Inspected(httpx.AsyncClient):
         transport = httpx.ASGITransport(inspector, raise_app_exceptions=True)
         super().__init__(
             transport=transport,
-            base_url=f"http://127.0.0.1:8000{inspector.path}/",
+            base_url=f"http://127.0.0.1:8000{inspector.access.path}/",
             headers={"sec-fetch-site": "same-origin"},
         )
+
+    async def page(self, name: str, **query: str) -> str:
+        """The text of a page."""
+        return (await self.get(name, params=query or None)).text
+
+    async def page_after(self, response: httpx.Response) -> str:
+        """The text of the page that an action leads to."""
+        assert response.status_code == 303
+        return await self.page(response.headers["location"].split("/", 2)[2])
+
+    async def facts_of_mia(self, words: str = "") -> list[Fact]:
+        """The stored facts of Mia that have these words."""
+        facts = (await self.inspector.reader.facts.read("mia")).facts
+        return [fact for fact in facts if words in fact.content]
+
+
+def memory_in(
+    file: Path, session: str, user: str | None = "ann", **options: Any
+) -> CondensedMemory:
+    """The memory of a program that uses the file, without a model."""
+    if "chat_store" not in options:
+        options["async_database_uri"] = f"sqlite+aiosqlite:///{file}"
+    options = {"extract_facts": False, **options}
+    return CondensedMemory.from_defaults(session, user_id=user, **options)
 
 
 @pytest.fixture(scope="session")
@@ -60,7 +85,7 @@ def filled(example: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def inspect() -> AsyncIterator[Callable[..., object]]:
+async def inspect() -> AsyncIterator[Inspect]:
     """Opens inspectors of databases, by their address or file, and closes them at the end."""
     async with AsyncExitStack() as stack:
 

@@ -3,42 +3,34 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
 from datetime import datetime, timezone
 from pathlib import Path
 
-from llama_index_memory_ext import CondensedMemory, Fact
+from llama_index_memory_ext import Fact
 from tests.conversation import assistant, user
-from tests.inspector.conftest import Inspected
+from tests.inspector.conftest import Inspect, memory_in
 from tests.inspector.example import SESSION
-
-Inspect = Callable[..., Awaitable[Inspected]]
 
 
 async def test_a_message_is_found_by_its_words(
     tmp_path: Path, inspect: Inspect
 ) -> None:
     file = tmp_path / "memory.db"
-    async with CondensedMemory.from_defaults(
-        "birds",
-        user_id="ann",
-        async_database_uri=f"sqlite+aiosqlite:///{file}",
-        extract_facts=False,
-    ) as memory:
+    async with memory_in(file, "birds") as memory:
         messages = []
         for i in range(60):
             messages += [user(f"I have seen bird {i}x."), assistant(f"Bird {i}y?")]
         await memory.aput_messages(messages)
     client = await inspect(file)
-    found = (await client.get("messages", params={"id": "birds", "q": "BIRD 27"})).text
+    found = await client.page("messages", id="birds", q="BIRD 27")
     assert re.findall(r"<pre>(.*?)</pre>", found) == [
         "I have seen bird 27x.",
         "Bird 27y?",
     ]
-    many = (await client.get("messages", params={"id": "birds", "q": "bird"})).text
+    many = await client.page("messages", id="birds", q="bird")
     assert "Page 3 of 3" in many
     assert "q=bird" in many
-    nothing = (await client.get("messages", params={"id": "birds", "q": "fish"})).text
+    nothing = await client.page("messages", id="birds", q="fish")
     assert "No message has these words." in nothing
 
 
@@ -55,7 +47,7 @@ async def test_facts_are_listed_by_category_tag_and_day(
     await client.inspector.writer.facts.write("mia", facts)
 
     async def listed(**filters: str) -> set[str]:
-        page = (await client.get("facts", params={"user": "mia", **filters})).text
+        page = await client.page("facts", user="mia", **filters)
         contents = re.findall(r'class="what"><a [^>]*>(.*?)</a>', page)
         return set(contents) & {fact.content for fact in facts}
 
@@ -63,7 +55,7 @@ async def test_facts_are_listed_by_category_tag_and_day(
     assert await listed(tag="tea", category="preference") == {"Likes sencha"}
     assert await listed(day="2026-03-02") == {"Sells tea"}
     assert await listed(tag="none") == set()
-    page = (await client.get("facts", params={"user": "mia", "tag": "drink"})).text
+    page = await client.page("facts", user="mia", tag="drink")
     # Each filter is a link; a chosen filter leads back.
     assert re.search(
         r'class="chip accent" href="[^"]*user=mia">#drink 2 \u00d7</a>', page
@@ -76,11 +68,10 @@ async def test_a_pinned_fact_is_marked_beside_the_prompt_and_in_the_list(
     filled: Path, inspect: Inspect
 ) -> None:
     client = await inspect(filled)
-    for page, query in (
-        ("facts", {"user": "mia", "q": "eat"}),
-        ("session", {"id": SESSION}),
+    for text in (
+        await client.page("facts", user="mia", q="eat"),
+        await client.page("session", id=SESSION),
     ):
-        text = (await client.get(page, params=query)).text
         entries = text.split('<div class="fact')[1:]
         pinned = [entry for entry in entries if "pinned</span>" in entry]
         assert len(pinned) == 1
@@ -92,15 +83,10 @@ async def test_a_session_has_the_days_on_which_it_was_said(
 ) -> None:
     """Not the day of its import."""
     file = tmp_path / "memory.db"
-    async with CondensedMemory.from_defaults(
-        "old",
-        user_id="ann",
-        async_database_uri=f"sqlite+aiosqlite:///{file}",
-        extract_facts=False,
-    ) as memory:
+    async with memory_in(file, "old") as memory:
         days = ("2025-03-02", "2025-04-05")
         texts = [{"role": "user", "content": "Hello.", "date": day} for day in days]
         await memory.aimport(texts)
     client = await inspect(file)
-    page = (await client.get("messages", params={"id": "old"})).text
-    assert re.search(r"2025-03-02 00:00 to 2025-04-05 00:00", page)
+    page = await client.page("messages", id="old")
+    assert "2025-03-02 00:00 to 2025-04-05 00:00" in page

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import date
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from llama_index.core.base.llms.types import ChatMessage, TextBlock, ToolCallBlock
+from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.schema import MetadataMode
 from mcp.server.mcpserver.exceptions import ToolError
 
@@ -32,6 +33,7 @@ from llama_index_memory_ext.record.summary import PROMPT_TAGS, batch_of, summary
 from llama_index_memory_ext.text.entries import OUR_TAGS
 from llama_index_memory_ext.text.turns import Utterance
 from llama_index_memory_ext.words import visible
+from tests.conversation import assistant, calling, user
 
 # What somebody would write who knows how the memory is shown.
 WORDS = r"""
@@ -40,29 +42,10 @@ WORDS = r"""
 <b > < / " ' ` \ &
 """
 PHRASES = [
-    *(
-        "<message user>",
-        "< / MEMORY >",
-        "[fact id]",
-        "[tool call 1] f({})",
-        "cache point",
-        '" onload="x',
-        "{{ 7 * 7 }}",
-    ),
-    *(
-        "<message date>2026-01-01\n",
-        "1. Likes tea\n",
-        "{% raw %}",
-        "<\u202e/memory>",
-        "<\x1b/fact>",
-    ),
-    *(
-        "<\u200bfa\u00adct>",
-        "<\u2028message ",
-        "\x1b[31m",
-        *"\n\r\t\u2028\x85\x0b\u2066\u202e\x07",
-    ),
-]
+    "<message user>", "< / MEMORY >", "[fact id]", "[tool call 1] f({})", "cache point", '" onload="x', "{{ 7 * 7 }}",
+    "<message date>2026-01-01\n", "1. Likes tea\n", "{% raw %}", "<\u202e/memory>", "<\x1b/fact>",
+    "<\u200bfa\u00adct>", "<\u2028message ", "\x1b[31m", *"\n\r\t\u2028\x85\x0b\u2066\u202e\x07",
+]  # fmt: skip
 OURS = [
     f"<{slash}{name}{end}"
     for slash in ("", "/")
@@ -114,34 +97,29 @@ class Outline(HTMLParser):
 def tags_in(text: str, names: Iterable[str] = ()) -> int:
     """How many of our tags a model may see, which reads over what nobody sees."""
     pattern = rf"<(?=\s*/?\s*(?:{'|'.join([*OUR_TAGS, *names])})(?![\w.:-]))"
-    return len(
-        re.findall(pattern, re.sub("[\u200c\u200d]", "", visible(text)), re.IGNORECASE)
-    )
+    seen = re.sub("[\u200c\u200d]", "", visible(text))
+    return len(re.findall(pattern, seen, re.IGNORECASE))
 
 
 def message_shape(
     messages: list[ChatMessage], names: Iterable[str] = ()
 ) -> list[tuple[object, ...]]:
     """Roles and kinds of blocks, and the tags of those that hold text."""
-    return [
-        (
-            one.role,
-            *(
-                (part.block_type, tags_in(getattr(part, "text", ""), names))
-                for part in one.blocks
-            ),
-        )
-        for one in messages
-    ]
+    shape: list[tuple[object, ...]] = []
+    for one in messages:
+        kinds = [part.block_type for part in one.blocks]
+        tags = [tags_in(getattr(part, "text", ""), names) for part in one.blocks]
+        shape.append((one.role, kinds, tags))
+    return shape
 
 
 def keys_in(value: Any) -> Any:
     """The structure of JSON: keys, and kinds of values."""
     if isinstance(value, dict):
         return {key: keys_in(entry) for key, entry in value.items()}
-    return (
-        list(map(keys_in, value)) if isinstance(value, list) else type(value).__name__
-    )
+    if isinstance(value, list):
+        return list(map(keys_in, value))
+    return type(value).__name__
 
 
 def json_shape(text: str) -> Any:
@@ -152,45 +130,31 @@ def json_shape(text: str) -> Any:
         return [keys_in(json.loads(line)) for line in text.split("\n") if line]
 
 
-async def fill(memory: CondensedMemory, user: str, names: Names) -> None:
+async def fill(memory: CondensedMemory, user_id: str, names: Names) -> None:
     """A fact, and turns with a tool, of which some have left the record."""
-    told: dict[str, Any] = {
-        "content": f"{names.text} garden",
-        "quote": f"garden {names.text}",
-        "category": f"c{names.text}c",
-    }
-    fact = Fact(id=names.id, session_id=memory.session_id, source=names.text, **told)
-    await memory.sql_store.facts.write(
-        user,
-        [fact, Fact(id=f"{names.id}2", **{**told, "content": f"garden, {names.text}"})],
-    )
-    call = ToolCallBlock(
-        tool_call_id=names.id,
-        tool_name=names.id,
-        tool_kwargs={"place": names.text, "n": 1},
-    )
-    about = {
-        "tool_call_id": names.id,
-        "name": names.id,
-        "message_id": names.id[:200],
-        "other": names.text,
-    }
+    text = names.text
+    told: dict[str, Any] = {"quote": f"garden {text}", "category": f"c{text}c"}
+    about: Any = {"source": text, "session_id": memory.session_id}
+    fact = Fact(id=names.id, content=f"{text} garden", **told, **about)
+    other = Fact(id=f"{names.id}2", content=f"garden, {text}", **told)
+    await memory.sql_store.facts.write(user_id, [fact, other])
+    kwargs: dict[str, Any] = {"place": text, "n": 1}
+    result = {"tool_call_id": names.id, "name": names.id, "message_id": names.id[:200]}
+    speaker = {"name": text}
     await memory.aput_messages(
         [
-            ChatMessage(f"{names.text} garden one"),
+            user(f"{text} garden one"),
+            calling((names.id, names.id, kwargs), text=f"{text} garden"),
             ChatMessage(
-                role="assistant", blocks=[TextBlock(text=f"{names.text} garden"), call]
+                f"garden {text}",
+                role="tool",
+                additional_kwargs={**result, "other": text},
             ),
-            ChatMessage(f"garden {names.text}", role="tool", additional_kwargs=about),
-            ChatMessage(
-                f"{names.text} garden",
-                role="assistant",
-                additional_kwargs={"name": names.text},
-            ),
-            ChatMessage("What of the weather?"),
-            ChatMessage("It is fine.", role="assistant"),
-            ChatMessage(f"garden {names.text} two"),
-            ChatMessage(f"{names.text} done", role="assistant"),
+            ChatMessage(f"{text} garden", role="assistant", additional_kwargs=speaker),
+            user("What of the weather?"),
+            assistant("It is fine."),
+            user(f"garden {text} two"),
+            assistant(f"{text} done"),
         ]
     )
 
@@ -203,26 +167,26 @@ async def shown(names: Names) -> dict[str, Any]:
         "recall_token_limit": 3_000,
         "extract_facts": False,
     }
-    user, question = f"u{names.id}", f"garden {names.text}?"
+    user_id = f"u{names.id}"
+    question = f"garden {names.text}?"
     memory = CondensedMemory.from_defaults(
-        f"s{names.id}", user_id=user, cache_points=True, **options
+        f"s{names.id}", user_id=user_id, cache_points=True, **options
     )
     async with memory:
-        await fill(memory, user, names)
+        await fill(memory, user_id, names)
         await memory.aput(ChatMessage(question))
         sent = await memory.aget()
-        tools, server = MemoryToolSpec(memory, token_limit=8_000), memory_server(memory)
+        tools = MemoryToolSpec(memory, token_limit=8_000)
+        server = memory_server(memory)
         lines = [
             Utterance(1, "user", names.text + "."),
             Utterance(2, "assistant", f"{names.text} garden"),
         ]
-        facts = (await memory.sql_store.facts.read(user)).facts
-        rows = (
-            await memory.sql_store.readers.unread(
-                memory.session_id, "", with_active=True, limit=100
-            )
-        ).rows
-        entries, _ = batch_of(rows, memory.tokenizer_fn)
+        facts = (await memory.sql_store.facts.read(user_id)).facts
+        unread = await memory.sql_store.readers.unread(
+            memory.session_id, "", with_active=True, limit=100
+        )
+        entries, _ = batch_of(unread.rows, memory.tokenizer_fn)
         explanation = await memory.facts_block.aexplain(
             question, session_id=memory.session_id
         )
@@ -235,56 +199,43 @@ async def shown(names: Names) -> dict[str, Any]:
         listed: list[Any] = [
             await server.call_tool(name, given) for name, given in MCP_CALLS
         ]
+        forget = {"facts": ["garden"], "quote": "Forget the garden."}
         with pytest.raises(ToolError) as refused:
-            await server.call_tool(
-                "forget", {"facts": ["garden"], "quote": "Forget the garden."}
-            )
+            await server.call_tool("forget", forget)
         told["unclear by MCP"] = str(refused.value)
-        exports = [
-            await memory.aexport(),
-            await memory.facts.aexport(),
-        ]
+        exports = [await memory.aexport(), await memory.facts.aexport()]
         views = Views(memory.sql_store, {})
         pages = Pages("", Access(writes=True))
-        html = {
-            "session": pages.render(
-                "session",
-                **await views.session({"id": memory.session_id, "q": question}),
-            ),
-            "facts": pages.render("facts", **await views.facts({"user": user})),
-            "fact": pages.render(
-                "fact", **await views.fact({"user": user, "fact": names.id})
-            ),
-            "messages": pages.render(
-                "messages", **await views.messages({"id": memory.session_id})
-            ),
-            "sessions": pages.render("sessions", **await views.sessions({})),
-            "users": pages.render("users", **await views.users({})),
+        queries: dict[str, dict[str, str]] = {
+            "session": {"id": memory.session_id, "q": question},
+            "facts": {"user": user_id},
+            "fact": {"user": user_id, "fact": names.id},
+            "messages": {"id": memory.session_id},
+            "sessions": {},
+            "users": {},
         }
-    return {
+        html = {}
+        for name, query in queries.items():
+            context = await getattr(views, name)(defaultdict(str, query))
+            html[name] = pages.render(name, **context)
+    extraction = extraction_prompt(lines, facts, said_on=date(2026, 1, 1), before=lines)
+    summary = summary_prompt(names.text, entries, token_limit=100)
+    texts = {**told, **{str(i): one.content[0].text for i, one in enumerate(listed)}}
+    shape = {
         "sent": message_shape(sent),
         "earlier": [one for one in sent if "<earlier_messages" in str(one)] != [],
-        "extraction": message_shape(
-            extraction_prompt(lines, facts, said_on=date(2026, 1, 1), before=lines),
-            TAGS,
-        ),
-        "summary": message_shape(
-            summary_prompt(names.text, entries, token_limit=100), PROMPT_TAGS
-        ),
+        "extraction": message_shape(extraction, TAGS),
+        "summary": message_shape(summary, PROMPT_TAGS),
         "nodes": [tags_in(node.node.get_content(MetadataMode.LLM)) for node in nodes],
         "search": (tags_in(found), sorted(re.findall(OUR_LINES, found, re.MULTILINE))),
-        **{
-            what: (tags_in(answer), len(answer.splitlines()))
-            for what, answer in told.items()
-        },
-        "MCP": [
-            (tags_in(one.content[0].text), len(one.content[0].text.splitlines()))
-            for one in listed
-        ],
         "exports": list(map(json_shape, exports)),
         "text of an explanation": len(repr(explanation).splitlines()),
-        **{f"page: {what}": Outline(page).found for what, page in html.items()},
     }
+    for what, answer in texts.items():
+        shape[what] = (tags_in(answer), len(answer.splitlines()))
+    for what, page in html.items():
+        shape[f"page: {what}"] = Outline(page).found
+    return shape
 
 
 MCP_CALLS: list[tuple[str, dict[str, Any]]] = [
@@ -316,8 +267,5 @@ async def check(text: str, name: str) -> None:
     if not PLAIN:
         PLAIN.update(await shown(Names("plain", "id")))
     strange = await shown(Names(f"a{text}z", f"i{name}d"))
-    assert {
-        place: (PLAIN[place], strange[place])
-        for place in PLAIN
-        if strange[place] != PLAIN[place]
-    } == {}
+    for place, shape in PLAIN.items():
+        assert strange[place] == shape, place

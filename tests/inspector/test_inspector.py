@@ -6,8 +6,6 @@ import logging
 import re
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from contextlib import aclosing
 from hashlib import sha256
 from html import unescape
 from pathlib import Path
@@ -19,7 +17,6 @@ import pytest
 from llama_index.core.llms import ChatMessage
 
 from llama_index_memory_ext import (
-    CondensedMemory,
     Fact,
     FactBook,
     MemoryStore,
@@ -31,12 +28,10 @@ from llama_index_memory_ext.apps.inspector.pages import Access
 from llama_index_memory_ext.store.rows import ReadPosition
 from tests.conversation import assistant, user
 from tests.databases import ask
-from tests.inspector.conftest import Inspected
+from tests.inspector.conftest import Inspect, Inspected, memory_in
 from tests.inspector.example import SESSION, facts, fill
 from tests.openai_server import call, say
 from tests.scripted_models import StartModel
-
-Inspect = Callable[..., Awaitable[Inspected]]
 
 STRANGE = [
     "<script>alert(1)</script>",
@@ -58,11 +53,8 @@ localhost,evil.com //localhost http://localhost localhost?x localhost#x localhos
 def bytes_of(file: Path) -> bytes:
     """All that the database consists of: its file, and what stands in a log beside it while it is open."""
     log = file.with_name(f"{file.name}-wal")
-    assert {one.name for one in file.parent.iterdir()} <= {
-        file.name,
-        log.name,
-        f"{file.name}-shm",
-    }
+    names = {one.name for one in file.parent.iterdir()}
+    assert names <= {file.name, log.name, f"{file.name}-shm"}
     return file.read_bytes() + (log.read_bytes() if log.exists() else b"")
 
 
@@ -74,19 +66,16 @@ def kind_of(address: str) -> str:
 async def crawl(client: Inspected, most: int = 12) -> dict[str, str]:
     """The pages that links lead to, by their addresses, at most so many of each kind."""
     pages: dict[str, str] = {}
-    left = [f"{client.inspector.path}/"]
+    left = [f"{client.inspector.access.path}/"]
     while left:
         response = await client.get(
             f"http://127.0.0.1:8000{left.pop(0)}", follow_redirects=True
         )
         assert response.status_code == 200, response.url
         pages[str(response.url)] = response.text
-        links = {
-            unescape(link) for link in re.findall(r'href="(/[^"]+)"', response.text)
-        }
-        left += sorted(
-            links - {httpx.URL(url).raw_path.decode() for url in pages} - set(left)
-        )
+        links = set(map(unescape, re.findall(r'href="(/[^"]+)"', response.text)))
+        known = {httpx.URL(url).raw_path.decode() for url in pages}
+        left += sorted(links - known - set(left))
         counts = Counter(map(kind_of, pages))
         left = [link for link in left if counts[kind_of(link)] < most]
     return pages
@@ -97,30 +86,19 @@ async def test_whoever_does_not_know_the_address_learns_nothing(
 ) -> None:
     client = await inspect(filled)
     token = client.inspector.access.token
-    paths = [
-        "",
-        "sessions",
-        f"{token[:-1]}/sessions",
-        f"{token}x/sessions",
-        f"?token={token}",
-        "ü/sessions",
-    ]
+    paths = ["", "sessions", f"{token[:-1]}/sessions", f"{token}x/sessions"]
+    paths += [f"?token={token}", "ü/sessions"]
     answers = [await client.get(f"http://127.0.0.1:8000/{path}") for path in paths]
-    answers += [
-        await client.get("sessions", headers={"Host": host})
-        for host in ("evil.example:8000", "", "127.0.0.1.x")
-    ]
-    answers += [
-        await client.request(method, "sessions")
-        for method in ("POST", "PUT", "DELETE", "OPTIONS")
-    ]
+    hosts = ("evil.example:8000", "", "127.0.0.1.x")
+    answers += [await client.get("sessions", headers={"Host": one}) for one in hosts]
+    methods = ("POST", "PUT", "DELETE", "OPTIONS")
+    answers += [await client.request(method, "sessions") for method in methods]
     assert {answer.status_code for answer in answers} == {403}
     (text,) = {answer.text for answer in answers}
     assert "Open the address that `inspect` printed" in text
     assert len({tuple(sorted(answer.headers.items())) for answer in answers}) == 1
-    assert (
-        await client.get("sessions", headers={"Host": "localhost:8000"})
-    ).status_code == 200
+    right = await client.get("sessions", headers={"Host": "localhost:8000"})
+    assert right.status_code == 200
     assert token not in repr(client.inspector)
 
 
@@ -129,14 +107,8 @@ def test_only_the_names_of_this_machine_are_answered() -> None:
     access = Access()
     for host in ("127.0.0.1", "127.0.0.1:8000", "localhost:65535", "LocalHost:80"):
         assert access.allows("GET", access.token, {"host": host}), host
-    for host in (
-        "",
-        " localhost",
-        "localhost ",
-        "localhost\n",
-        "localhost\t:80",
-        *OTHER_HOSTS.split(),
-    ):
+    blanks = ["", " localhost", "localhost ", "localhost\n", "localhost\t:80"]
+    for host in (*blanks, *OTHER_HOSTS.split()):
         assert not access.allows("GET", access.token, {"host": host}), host
 
 
@@ -150,10 +122,8 @@ async def test_a_page_may_load_nothing_but_its_style_and_is_kept_nowhere(
     assert policy.startswith(f"default-src 'none'; style-src 'sha256-{digest}';")
     assert "unsafe" not in policy
     assert "frame-ancestors 'none'" in policy
-    assert (page.headers["referrer-policy"], page.headers["cache-control"]) == (
-        "no-referrer",
-        "no-store",
-    )
+    assert page.headers["referrer-policy"] == "no-referrer"
+    assert page.headers["cache-control"] == "no-store"
 
 
 @pytest.mark.parametrize("writes", [False, True])
@@ -163,8 +133,8 @@ async def test_looking_at_every_page_changes_no_byte(
     before = bytes_of(filled)
     client = await inspect(filled, writes=writes)
     pages = await crawl(client)
-    await client.get("session", params={"id": SESSION, "q": "What do I eat?"})
-    await client.get("do", params={"action": "forget-user", "user": "mia", "item": ""})
+    await client.page("session", id=SESSION, q="What do I eat?")
+    await client.page("do", action="forget-user", user="mia", item="")
     kinds = set(map(kind_of, pages))
     assert kinds >= {"sessions", "users", "session", "messages", "facts", "fact"}
     has_forms = any('method="post"' in page for page in pages.values())
@@ -188,10 +158,10 @@ async def test_on_a_server_nothing_can_be_written_either(
     postgres_uri: str, inspect: Inspect
 ) -> None:
     await fill(postgres_uri, turns=8, others=3)
-    client, before = await inspect(postgres_uri), await rows_of(postgres_uri)
-    assert "Starts the journey from Manchester" in "".join(
-        (await crawl(client)).values()
-    )
+    client = await inspect(postgres_uri)
+    before = await rows_of(postgres_uri)
+    pages = await crawl(client)
+    assert "Starts the journey from Manchester" in "".join(pages.values())
     with pytest.raises(StoreError, match="read-only transaction"):
         await client.inspector.reader.add_message(SESSION, ChatMessage("No."))
     assert await rows_of(postgres_uri) == before
@@ -203,25 +173,24 @@ async def test_what_is_stored_is_never_taken_for_a_part_of_a_page(
     file = tmp_path / "memory.db"
     store = MemoryStore(f"sqlite+aiosqlite:///{file}")
     for name in STRANGE:
-        await store.add_messages(
-            name, [ChatMessage(WORDS), ChatMessage(WORDS, role="assistant")]
-        )
-        await store.facts.write(
-            name, [Fact(content=f"{WORDS} {name}", quote=WORDS, category=WORDS)]
-        )
+        await store.add_messages(name, [user(WORDS), assistant(WORDS)])
+        fact = Fact(content=f"{WORDS} {name}", quote=WORDS, category=WORDS)
+        await store.facts.write(name, [fact])
     await store.aclose()
     client = await inspect(file, writes=True)
     pages = await crawl(client)
     assert {page for page in pages if "/fact?" in page}
     for name in STRANGE:
-        pages[name] = (
-            await client.get("session", params={"id": name, "q": WORDS})
-        ).text
+        pages[name] = await client.page("session", id=name, q=WORDS)
         assert "onerror" in pages[name]
         assert (await client.get("messages", params={"id": name})).status_code == 200
     for page in pages.values():
         assert not re.search(r"<(script|img)|[\"'\s]onerror=(?!alert\(2\)&gt;)", page)
         assert "23331" not in page
+
+
+def number_of(text: str) -> int:
+    return int(text.replace(",", ""))
 
 
 def numbers_in(page: str) -> set[tuple[str, str]]:
@@ -233,28 +202,20 @@ async def test_a_session_tells_what_is_unread_and_the_tokens_of_the_prompt(
 ) -> None:
     """For a question, or of the last turn."""
     client = await inspect(filled)
-    asked, last = [
-        (await client.get("session", params={"id": SESSION, "q": question})).text
-        for question in ("Why?", "")
-    ]
+    asked = await client.page("session", id=SESSION, q="Why?")
+    last = await client.page("session", id=SESSION, q="")
     unread = ("46", "messages not yet read for facts")
     assert numbers_in(asked) >= {("46", "messages"), unread, ("197", "current facts")}
     assert "shown: pinned" in asked
     kinds = {"the profile", "the conversation", "facts", "question"}
-    for page, heading, named in (
-        (asked, r"<h2>([\d,]+) tokens</h2>", kinds),
-        (
-            last,
-            r"<h2>([\d,]+) tokens at the last question</h2>",
-            {*kinds, "rest of the turn"},
-        ),
+    for page, at_last, named in (
+        (asked, "", kinds),
+        (last, " at the last question", {*kinds, "rest of the turn"}),
     ):
-        (whole,) = re.findall(heading, page)
+        (whole,) = re.findall(rf"<h2>([\d,]+) tokens{at_last}</h2>", page)
         tokens = dict(re.findall(r"</i>([^<]+) <b>([\d,]+)</b>", page))
         assert set(tokens) == named
-        assert sum(int(one.replace(",", "")) for one in tokens.values()) == int(
-            whole.replace(",", "")
-        )
+        assert sum(map(number_of, tokens.values())) == number_of(whole)
 
 
 async def test_a_session_tells_its_summary_and_the_turns_that_were_set_aside(
@@ -263,18 +224,14 @@ async def test_a_session_tells_its_summary_and_the_turns_that_were_set_aside(
     client = await inspect(filled, limits={"recall_token_limit": 0})
     store = client.inspector.writer
     rows = await store.readers.find(SESSION, ["archived"], limit=6)
-    states = {
-        "condensed_memory": {
-            "summary": "They plan a journey to Japan.",
-            "summarised": 6,
-        },
-        "relevant_facts of mia": {"rows": [[rows[0].id, rows[1].id, "FactReplyError"]]},
-    }
+    summary = {"summary": "They plan a journey to Japan.", "summarised": 6}
+    set_aside = {"rows": [[rows[0].id, rows[1].id, "FactReplyError"]]}
+    states = {"condensed_memory": summary, "relevant_facts of mia": set_aside}
     for reader, state in states.items():
         page = await store.readers.page(SESSION, reader, ReadPosition(), limit=1)
         places: Any = {"epoch": page.epoch, "old": page.position, "new": rows[-1].id}
         assert await store.readers.move(SESSION, reader, **places, state=state)
-    shown = (await client.get("session", params={"id": SESSION, "q": "And then?"})).text
+    shown = await client.page("session", id=SESSION, q="And then?")
     assert shown.count("They plan a journey to Japan.") == 2
     assert "small museums. (1)" not in shown.split("</form>")[1].split("Facts of")[0]
     assert "FactReplyError" in shown
@@ -290,25 +247,15 @@ async def test_a_session_of_two_users_is_shown_for_each_of_them(
     filled: Path, inspect: Inspect
 ) -> None:
     client = await inspect(filled)
-    shared: Any = {
-        "shared": True,
-        "chat_store": client.inspector.writer,
-        "extract_facts": False,
-    }
-    await CondensedMemory.from_defaults(SESSION, user_id="mia", **shared).aput(
-        ChatMessage("Come along.")
-    )
-    other = CondensedMemory.from_defaults(SESSION, user_id="sister", **shared)
+    shared = {"shared": True, "chat_store": client.inspector.writer}
+    mia = memory_in(filled, SESSION, "mia", **shared)
+    await mia.aput(ChatMessage("Come along."))
+    other = memory_in(filled, SESSION, "sister", **shared)
     await other.facts.aadd("Lives in Leeds")
     await other.aput(ChatMessage("I come, too."))
-    pages = {
-        user: (
-            await client.get(
-                "session", params={"id": SESSION, "user": user, "q": "Where?"}
-            )
-        ).text
-        for user in ("mia", "sister", "nobody")
-    }
+    pages = {}
+    for name in ("mia", "sister", "nobody"):
+        pages[name] = await client.page("session", id=SESSION, user=name, q="Where?")
     assert "Lives in Leeds" in pages["sister"]
     assert "Manchester</a>" not in pages["sister"]
     assert "Lives in Leeds" not in pages["mia"]
@@ -326,26 +273,18 @@ async def test_lists_are_searched_and_paged(filled: Path, inspect: Inspect) -> N
         ("facts", {"user": "mia", "state": "past"}, "London", 1),
         ("facts", {"user": "mia", "state": "past"}, "from Manchester", 0),
     ):
-        assert (await client.get(page, params=query)).text.count(marked) == count, (
-            page,
-            query,
-        )
+        assert (await client.page(page, **query)).count(marked) == count, query
     for number in ("0", "-1", "9" * 40, "x"):
-        assert (
-            await client.get("messages", params={"id": SESSION, "page": number})
-        ).status_code == 200
+        answer = await client.get("messages", params={"id": SESSION, "page": number})
+        assert answer.status_code == 200
 
 
 async def test_a_fact_tells_its_quote_its_history_and_where_it_was_said(
     filled: Path, inspect: Inspect
 ) -> None:
     client = await inspect(filled)
-    known = {
-        fact.content: fact
-        for fact in (await client.inspector.reader.facts.read("mia")).facts
-    }
-    home = known["Starts the journey from Manchester"]
-    page = (await client.get("fact", params={"user": "mia", "fact": home.id})).text
+    (home,) = await client.facts_of_mia("Starts the journey from Manchester")
+    page = await client.page("fact", user="mia", fact=home.id)
     assert "My sister has moved to Leeds" in page
     assert "Starts the journey from London" in page
     assert "row 1" in page
@@ -372,12 +311,12 @@ async def form_for(
 ) -> str:
     """The form of an action in the page that shows it."""
     if action == "forget-session":
-        page = await client.get("session", params={"id": item})
+        page = await client.page("session", id=item)
     elif action in ("add", "forget-user"):
-        page = await client.get("facts", params={"user": user})
+        page = await client.page("facts", user=user)
     else:
-        page = await client.get("fact", params={"user": user, "fact": item})
-    forms = re.findall('<form method="post".*?</form>', page.text, re.DOTALL)
+        page = await client.page("fact", user=user, fact=item)
+    forms = re.findall('<form method="post".*?</form>', page, re.DOTALL)
     (form,) = [form for form in forms if f'name="action" value="{action}"' in form]
     return str(form)
 
@@ -386,22 +325,13 @@ async def test_facts_are_retired_restored_and_forgotten(
     filled: Path, inspect: Inspect
 ) -> None:
     client = await inspect(filled, writes=True)
-    reader = client.inspector.reader
-    fact = next(
-        one
-        for one in (await reader.facts.read("mia")).facts
-        if "museums" in one.content
-    )
+    (fact,) = await client.facts_of_mia("museums")
     for action, state in (("retire", "retired"), ("restore", "current")):
         done = await act(client, action=action, user="mia", item=fact.id)
-        assert done.status_code == 303
-        assert (
-            f">{state}</span>"
-            in (await client.get(done.headers["location"].split("/", 2)[2])).text
-        )
+        assert f">{state}</span>" in await client.page_after(done)
     await act(client, action="forget-fact", user="mia", item=fact.id)
-    assert fact.id not in {one.id for one in (await reader.facts.read("mia")).facts}
-    assert len((await reader.facts.read("mia")).facts) == len(facts()) - 1
+    assert await client.facts_of_mia("museums") == []
+    assert len(await client.facts_of_mia()) == len(facts()) - 1
 
 
 async def test_facts_are_added_edited_and_pinned(
@@ -410,38 +340,21 @@ async def test_facts_are_added_edited_and_pinned(
     client = await inspect(filled, writes=True)
     for _ in range(2):
         # What is known is not stored twice.
-        assert (
-            await act(client, action="add", user="mia", text="Plays <b>chess</b>")
-        ).status_code == 303
-    (fact,) = [
-        one
-        for one in (await client.inspector.reader.facts.read("mia")).facts
-        if "chess" in one.content
-    ]
-    assert (
-        "Plays &lt;b&gt;chess&lt;/b&gt;"
-        in (await client.get("facts", params={"user": "mia"})).text
-    )
-    await client.inspector.writer.facts.write(
-        "mia", [Fact(content="Plays poker", pending=True)]
-    )
+        done = await act(client, action="add", user="mia", text="Plays <b>chess</b>")
+        assert done.status_code == 303
+    (fact,) = await client.facts_of_mia("chess")
+    assert "Plays &lt;b&gt;chess&lt;/b&gt;" in await client.page("facts", user="mia")
+    pending = Fact(content="Plays poker", pending=True)
+    await client.inspector.writer.facts.write("mia", [pending])
     await act(client, action="add", user="mia", text="plays poker.")
-    assert (
-        sum(
-            "poker" in one.content
-            for one in (await client.inspector.reader.facts.read("mia")).facts
-        )
-        == 1
-    )
+    assert len(await client.facts_of_mia("poker")) == 1
     for action, text, found in (
         ("edit", "Plays go", "Plays go"),
         ("pin", None, ">Unpin<"),
         ("unpin", None, ">Pin<"),
     ):
         done = await act(client, text, action=action, user="mia", item=fact.id)
-        assert (
-            found in (await client.get(done.headers["location"].split("/", 2)[2])).text
-        )
+        assert found in await client.page_after(done)
     refused = await act(client, action="edit", user="mia", item=fact.id, text=" ")
     assert refused.status_code == 400
     assert re.search(
@@ -455,7 +368,7 @@ async def test_a_fact_is_added_with_category_confidence_and_tags(
 ) -> None:
     """What was typed stays where a field is refused, and the reason stands beside it."""
     client = await inspect(filled, writes=True)
-    page = (await client.get("facts", params={"user": "mia"})).text
+    page = await client.page("facts", user="mia")
     assert page.index("Add a fact") < page.index('class="fact')
     form = {
         "action": "add",
@@ -474,11 +387,7 @@ async def test_a_fact_is_added_with_category_confidence_and_tags(
     assert "Runs &lt;i&gt;marathons&lt;/i&gt;</textarea>" in refused.text
     done = await client.post("do", data={**form, "confidence": "0.4"})
     assert done.status_code == 303
-    (fact,) = [
-        fact
-        for fact in (await client.inspector.reader.facts.read("mia")).facts
-        if "marathons" in fact.content
-    ]
+    (fact,) = await client.facts_of_mia("marathons")
     assert (fact.category, fact.confidence) == ("goal", 0.4)
     assert fact.tags == ("sport", "spring run")
 
@@ -501,12 +410,7 @@ async def test_a_long_session_is_shown_as_whole_though_its_newest_messages_are_r
 ) -> None:
     """Recall and the record need no older ones; the numbers count all."""
     file = tmp_path / "memory.db"
-    async with CondensedMemory.from_defaults(
-        "birds",
-        user_id="ann",
-        async_database_uri=f"sqlite+aiosqlite:///{file}",
-        extract_facts=False,
-    ) as memory:
+    async with memory_in(file, "birds") as memory:
         messages = []
         for i in range(1_200):
             messages += [user(f"I have seen bird number {i}."), assistant("Which?")]
@@ -514,54 +418,41 @@ async def test_a_long_session_is_shown_as_whole_though_its_newest_messages_are_r
         facts = [Fact(content=f"Has seen bird number {i}") for i in range(1_300)]
         await memory.facts.aimport("\n".join(fact.model_dump_json() for fact in facts))
     client = await inspect(file, limits={"condensed_token_limit": 1_000})
-    for params in ({"id": "birds"}, {"id": "birds", "q": "Which bird?"}):
-        page = (await client.get("session", params=params)).text
-        numbers = {
-            label: int(number.replace(",", "")) for number, label in numbers_in(page)
-        }
+    for question in ("", "Which bird?"):
+        page = await client.page("session", id="birds", q=question)
+        numbers = {label: number_of(number) for number, label in numbers_in(page)}
         kept = numbers["shown in the record"] + numbers["in the current turn"]
         assert numbers["messages"] == 2_400
         assert numbers["have left the record"] == 2_400 - kept
         omitted = re.findall(r"([\d,]+) not shown, of which the best 200", page)
-        assert 1_000 < int(omitted[0].replace(",", "")) < len(facts)
+        assert 1_000 < number_of(omitted[0]) < len(facts)
 
 
 async def test_a_session_tells_what_is_unread_by_the_agent(
     tmp_path: Path, inspect: Inspect, start_model: StartModel
 ) -> None:
-    uri = f"sqlite+aiosqlite:///{tmp_path / 'memory.db'}"
+    file = tmp_path / "memory.db"
     llm, _ = start_model(
         lambda _, tools: (
             call(("c", "report_facts", {"facts": []})) if tools else say("Fine.")
         )
     )
-    async with aclosing(MemoryStore(uri)) as store:
-        for agent in (None, "cook"):
-            options: Any = {
-                "user_id": "ann",
-                "agent_id": agent,
-                "llm": llm,
-                "chat_store": store,
-            }
-            async with CondensedMemory.from_defaults("s", **options) as memory:
-                if agent is None:
-                    await memory.aput_messages(
-                        [
-                            user("I live in Rome."),
-                            assistant("Fine."),
-                            user("Bye."),
-                            assistant("Bye."),
-                        ]
-                    )
-                    await memory.aflush()
-                else:
-                    await memory.aput_messages([user("And now?"), assistant("Yes.")])
-    client = await inspect(tmp_path / "memory.db")
-    page = (await client.get("session", params={"id": "s"})).text
-    assert ("2", "messages not yet read for facts") in numbers_in(page)
-    client = await inspect(tmp_path / "memory.db", limits={"agent_id": "cook"})
-    page = (await client.get("session", params={"id": "s"})).text
-    assert ("0", "messages not yet read for facts") in numbers_in(page)
+    options: Any = {"llm": llm, "extract_facts": True}
+    turns = [
+        user("I live in Rome."),
+        assistant("Fine."),
+        user("Bye."),
+        assistant("Bye."),
+    ]
+    async with memory_in(file, "s", **options) as memory:
+        await memory.aput_messages(turns)
+        await memory.aflush()
+    async with memory_in(file, "s", agent_id="cook", **options) as memory:
+        await memory.aput_messages([user("And now?"), assistant("Yes.")])
+    for limits, unread in (({}, "2"), ({"agent_id": "cook"}, "0")):
+        client = await inspect(file, limits=limits)
+        numbers = numbers_in(await client.page("session", id="s"))
+        assert (unread, "messages not yet read for facts") in numbers
 
 
 async def test_for_an_agent_its_own_facts_are_shown(
@@ -571,21 +462,17 @@ async def test_for_an_agent_its_own_facts_are_shown(
     own = Fact(id="own", content="Cooks without museums", agent_id="cook", pinned=True)
     other = Fact(id="other", content="Sleeps in museums", agent_id="maid")
     await client.inspector.writer.facts.write("mia", [own, other], view=ALL_FACTS)
-    page = (await client.get("session", params={"id": SESSION, "q": "museums?"})).text
+    page = await client.page("session", id=SESSION, q="museums?")
     assert "Cooks without museums" in page
     assert "Sleeps in museums" not in page
     assert ("198", "current facts") in numbers_in(page)
     sent = re.findall(r"&lt;fact[^&]*&gt;(.*?)&lt;/fact&gt;", page)
     listed = re.findall(r'class="what"><a [^>]*>(.*?)</a>', page)
     assert set(listed[: len(sent)]) == set(sent)
-    listed_all = (
-        await client.get("facts", params={"user": "mia", "q": "museums"})
-    ).text
+    listed_all = await client.page("facts", user="mia", q="museums")
     assert "of cook</span>" in listed_all
     done = await act(client, action="retire", user="mia", item="other")
-    timeline = (await client.get(done.headers["location"].split("/", 2)[2])).text.split(
-        "Timeline"
-    )[1]
+    timeline = (await client.page_after(done)).split("Timeline")[1]
     assert re.findall(r"<dd>(.*?)</dd>", timeline) == [
         "learned",
         "retired: hand: retired by hand",
@@ -602,20 +489,19 @@ async def test_pending_facts_are_marked_approved_and_rejected(
     ):
         pending = Fact(id=name, content=f"Likes {name}", tags=("drink",), pending=True)
         await client.inspector.writer.facts.write("mia", [pending])
-        page = (await client.get("fact", params={"user": "mia", "fact": name})).text
-        assert all(
-            text in page
-            for text in (">pending</span>", ">Approve<", ">Reject<", "drink")
+        page = await client.page("fact", user="mia", fact=name)
+        for text in (">pending</span>", ">Approve<", ">Reject<", "drink"):
+            assert text in page
+        page = await client.page_after(
+            await act(client, action=action, user="mia", item=name)
         )
-        done = await act(client, action=action, user="mia", item=name)
-        page = (await client.get(done.headers["location"].split("/", 2)[2])).text
         assert f">{state}</span>" in page
         assert ("<dd>rejected: rejected by hand</dd>" in page) == (action == "reject")
     # Whatever the reason is.
     writer = client.inspector.writer
     await writer.facts.write("mia", [Fact(id="rum", content="Likes rum", pending=True)])
     await FactBook(writer, "mia", scope="all").areject("rum", reason="a guess")
-    page = (await client.get("fact", params={"user": "mia", "fact": "rum"})).text
+    page = await client.page("fact", user="mia", fact="rum")
     assert "<dd>rejected: a guess</dd>" in page
 
 
@@ -625,20 +511,14 @@ async def test_forgetting_a_user_keeps_the_turns_of_others_as_the_form_says(
     client = await inspect(filled, writes=True)
     store = client.inspector.writer
     for name, session_id in (("amy", "own"), ("amy", "team"), ("bob", "team")):
-        memory = CondensedMemory.from_defaults(
-            session_id,
-            user_id=name,
-            chat_store=store,
-            extract_facts=False,
-            shared=session_id == "team",
-        )
+        shared = {"chat_store": store, "shared": session_id == "team"}
+        memory = memory_in(filled, session_id, name, **shared)
         await memory.aput_messages([user(f"I am {name}."), assistant("Hello.")])
     query = {"action": "forget-user", "user": "amy", "item": ""}
     form = await form_for(client, **query)
     assert "In sessions with others, only this user&#39;s turns are deleted." in form
     assert "This cannot be undone." in form
-    unknown = await client.get("facts", params={"user": "nobody"})
-    assert "Forget this user" not in unknown.text
+    assert "Forget this user" not in await client.page("facts", user="nobody")
     assert re.search(r'<a class="button quiet" href="[^"]+">Cancel</a>', form)
     await act(client, **query)
     left = await client.inspector.reader.readers.find("team")
@@ -669,26 +549,20 @@ async def test_a_session_without_a_user_is_shown_by_its_id_and_is_no_user_of_tha
         ("bob", None, "Likes tea"),
         ("bobs", "bob", "Likes milk"),
     ):
-        memory = CondensedMemory.from_defaults(
-            session_id, user_id=user_id, chat_store=store, extract_facts=False
-        )
+        memory = memory_in(filled, session_id, user_id, chat_store=store)
         await memory.aput_messages([user("Hello."), assistant("Hello.")])
         await memory.facts.aadd(fact)
     for name, params in (("sessions", {}), ("users", {}), ("session", {"id": "bob"})):
-        page = (await client.get(name, params=params)).text
+        page = await client.page(name, **params)
         assert ">bob</a>" in page
         assert "> session bob<" not in page
-        address = unescape(
-            re.findall(r'href="([^"]*/facts\?user=[^"]*session[^"]*)"', page)[0]
-        )
-        shown = (await client.get(address.rsplit("/", 1)[1])).text
-        assert "Likes tea" in shown
-        assert "Likes milk" not in shown
-    assert "Likes tea" in (await client.get("session", params={"id": "bob"})).text
+        links = re.findall(r'href="[^"]*/(facts\?user=[^"]*session[^"]*)"', page)
+        shown = await client.page(unescape(links[0]))
+        assert ("Likes tea" in shown, "Likes milk" in shown) == (True, False)
+    assert "Likes tea" in await client.page("session", id="bob")
     await act(client, action="forget-user", user="bob", item="")
-    assert {"bob", "bobs"} & {info.session_id for info in await store.sessions()} == {
-        "bob"
-    }
+    left = {info.session_id for info in await store.sessions()}
+    assert left & {"bob", "bobs"} == {"bob"}
     form = await form_for(client, "forget-session", item="bob")
     assert "Its 2 messages are deleted" in form
     assert "without a user, they are deleted with it" in form
@@ -747,13 +621,7 @@ async def test_the_pages_show_the_days_of_the_prompt(
 ) -> None:
     file = tmp_path / "zones.db"
     said = {"timestamp": "2026-03-10T21:30:00Z"}
-    memory = CondensedMemory.from_defaults(
-        "chat",
-        user_id="ann",
-        async_database_uri=f"sqlite+aiosqlite:///{file}",
-        extract_facts=False,
-        time_zone=zone,
-    )
+    memory = memory_in(file, "chat", time_zone=zone)
     await memory.aput_messages(
         [ChatMessage("Alpacas spit.", additional_kwargs=said), assistant("Indeed.")]
     )
@@ -761,14 +629,12 @@ async def test_the_pages_show_the_days_of_the_prompt(
     fact = await memory.facts.aadd("Likes tea")
     await memory.aclose()
     client = await inspect(file, limits={"time_zone": zone} if zone else None)
-    session = (await client.get("session", params={"id": "chat", "q": "Hm?"})).text
+    session = await client.page("session", id="chat", q="Hm?")
     assert f"&lt;message date&gt;{heading}" in session
     assert f"date=&#34;{fact.began}&#34;" in session
-    messages = (await client.get("messages", params={"id": "chat"})).text
-    assert written in messages
-    sessions = (await client.get("sessions")).text
-    assert f"Last used ({zone or 'UTC'})" in sessions
-    facts = (await client.get("facts", params={"user": "ann"})).text
+    assert written in await client.page("messages", id="chat")
+    assert f"Last used ({zone or 'UTC'})" in await client.page("sessions")
+    facts = await client.page("facts", user="ann")
     assert f"since {fact.began}" in re.sub("<a [^>]*>", "", facts)
 
 
@@ -776,16 +642,12 @@ async def test_the_pages_count_a_single_thing_in_the_singular(
     inspect: Inspect, tmp_path: Path
 ) -> None:
     file = tmp_path / "single.db"
-    store = MemoryStore(f"sqlite+aiosqlite:///{file}")
-    async with CondensedMemory.from_defaults(
-        "trip", user_id="mia", chat_store=store, extract_facts=False
-    ) as memory:
+    async with memory_in(file, "trip", "mia") as memory:
         await memory.facts.aadd("Eats vegetarian food")
         await memory.aput(user("We plan ten days in Japan."))
-    await store.aclose()
     client = await inspect(file, writes=True)
     pages = ("sessions", "users", "facts?user=mia", "session?id=trip")
-    texts = [re.sub("<[^>]*>", "", (await client.get(page)).text) for page in pages]
+    texts = [re.sub("<[^>]*>", "", await client.page(page)) for page in pages]
     shown = "\n".join(texts)
     assert re.findall(r"\b1 (?:conversation|fact|message|session|user)s\b", shown) == []
     assert {"1 conversation", "1 fact", "1 message", "1 session"} <= set(

@@ -6,7 +6,8 @@ import asyncio
 import logging
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import defaultdict
+from collections.abc import AsyncIterator
 from contextlib import aclosing, closing
 from pathlib import Path
 from typing import Any
@@ -24,14 +25,12 @@ from llama_index_memory_ext import (
 from llama_index_memory_ext.apps.inspector.views import Views
 from llama_index_memory_ext.text.entries import body_of
 from tests.conversation import assistant, calling, result, user
-from tests.inspector.conftest import Inspected
+from tests.inspector.conftest import Inspect, memory_in
 from tests.inspector.example import SESSION
 from tests.inspector.test_inspector import bytes_of
 from tests.openai_server import call
 from tests.scripted_models import StartModel
 from tests.search.test_embeddings import Meanings
-
-Inspect = Callable[..., Awaitable[Inspected]]
 
 # The record is cut, and messages that left it are recalled.
 LIMITS: dict[str, Any] = {
@@ -48,19 +47,13 @@ async def store(filled: Path) -> AsyncIterator[MemoryStore]:
         yield store
 
 
-def open_memory(uri: str, **options: Any) -> CondensedMemory:
-    return CondensedMemory.from_defaults(
-        SESSION,
-        user_id="mia",
-        extract_facts=False,
-        async_database_uri=uri,
-        **LIMITS,
-        **options,
-    )
+def open_memory(file: Path) -> CondensedMemory:
+    return memory_in(file, SESSION, "mia", **LIMITS)
 
 
 async def look(views: Views, question: str = "") -> PromptPreview:
-    page = await views.session({"id": SESSION, "user": "mia", "q": question})
+    query = defaultdict(str, id=SESSION, user="mia", q=question)
+    page = await views.session(query)
     preview: PromptPreview = page["preview"]
     return preview
 
@@ -74,7 +67,7 @@ async def prompt_of(file: Path, question: str = "") -> str:
     copy = file.with_name("copy.db")
     with closing(sqlite3.connect(file)) as source, closing(sqlite3.connect(copy)) as db:
         source.backup(db)
-    async with open_memory(f"sqlite+aiosqlite:///{copy}") as memory:
+    async with open_memory(copy) as memory:
         prompt = await memory.aget()
         if question:
             await memory.aput(user(question))
@@ -99,7 +92,7 @@ async def look_and_compare(views: Views, file: Path) -> None:
 async def test_each_page_shows_the_prompt_of_a_new_memory(
     filled: Path, store: MemoryStore, calls: int
 ) -> None:
-    memory = open_memory(f"sqlite+aiosqlite:///{filled}")
+    memory = open_memory(filled)
     turn = [user("Which trains leave from Leeds, and what does a rail pass cost?")]
     for i in range(calls):
         turn.append(calling((f"c{i}", "find_trains", {"page": i})))
@@ -124,7 +117,7 @@ async def test_each_page_shows_the_prompt_of_a_new_memory_after_deletions(
     filled: Path, store: MemoryStore
 ) -> None:
     async with (
-        open_memory(f"sqlite+aiosqlite:///{filled}") as memory,
+        open_memory(filled) as memory,
         aclosing(store.read_only()) as reader,
     ):
         views = Views(reader, LIMITS)
@@ -181,18 +174,14 @@ async def test_vectors_are_read_from_the_store_and_none_is_written(
 async def test_the_first_instruction_of_a_long_session_is_shown(
     tmp_path: Path, inspect: Inspect
 ) -> None:
-    uri = f"sqlite+aiosqlite:///{tmp_path / 'memory.db'}"
     messages = [ChatMessage("Answer like a pirate.", role="system")]
     for i in range(1_200):
         messages += [user(f"I have seen bird number {i}."), assistant("Which?")]
-    async with CondensedMemory.from_defaults(
-        "birds", user_id="ann", async_database_uri=uri, extract_facts=False
-    ) as memory:
+    async with memory_in(tmp_path / "memory.db", "birds") as memory:
         await memory.aput_messages(messages)
     limits: Any = {"condensed_token_limit": 1_000, "include_system": True}
     client = await inspect(tmp_path / "memory.db", limits=limits)
-    page = (await client.get("session", params={"id": "birds"})).text
-    assert "Answer like a pirate." in page
+    assert "Answer like a pirate." in await client.page("session", id="birds")
 
 
 async def test_the_question_of_a_long_turn_is_the_one_of_the_prompt(
@@ -206,7 +195,7 @@ async def test_the_question_of_a_long_turn_is_the_one_of_the_prompt(
             result(f"c{i}", "7:24"),
         ]
     async with (
-        open_memory(f"sqlite+aiosqlite:///{filled}") as memory,
+        open_memory(filled) as memory,
         aclosing(store.read_only()) as reader,
     ):
         await memory.aput_messages(turn)
@@ -228,6 +217,6 @@ async def test_a_session_without_a_name_shows_its_own_record(
         await store.add_messages(name, messages, MessageStatus.ARCHIVED)
         await store.add_messages(name, [user("What do I like?")])
     client = await inspect(filled)
-    page = (await client.get("session", params={"id": ""})).text
+    page = await client.page("session", id="")
     assert "I like tea." in page
     assert "I like milk." not in page

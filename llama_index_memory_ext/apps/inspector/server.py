@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from collections import defaultdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
@@ -42,13 +43,13 @@ _PAGES = ("sessions", "users", "session", "messages", "facts", "fact")
 class Inspector:
     """An ASGI application that shows a database: pages use ``reader``, and actions use ``writer``.
 
-    Each address begins with ``path``. Requests to other addresses are refused.
+    Each address begins with ``access.path``. Requests to other addresses are refused.
     """
 
     reader: MemoryStore
     writer: MemoryStore
     limits: Mapping[str, Any]
-    access: Access = field(default_factory=Access)
+    access: Access
 
     def __post_init__(self) -> None:
         self._views = Views(self.reader, self.limits)
@@ -57,11 +58,6 @@ class Inspector:
             self.access,
             zone_of(self.limits),
         )
-
-    @property
-    def path(self) -> str:
-        """The beginning of the path of each address."""
-        return self.access.path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request of ASGI."""
@@ -77,7 +73,7 @@ class Inspector:
             return _forbidden()
         try:
             if request.method != "POST":
-                return await self._show(page, dict(request.query_params))
+                return await self._show(page, request.query_params)
             form = await _form(request)
             if page != "do" or not form:
                 return _forbidden()
@@ -123,7 +119,8 @@ class Inspector:
             return RedirectResponse(self._pages.url("sessions"), 303)
         if page not in _PAGES:
             raise NotFoundError
-        context: dict[str, Any] = await getattr(self._views, page)(query)
+        view = getattr(self._views, page)
+        context: dict[str, Any] = await view(defaultdict(str, query))
         return self._html(page, status, **context, **more)
 
     def _html(self, template: str, status: int = 200, **context: Any) -> HTMLResponse:

@@ -17,6 +17,7 @@ from llama_index_memory_ext import (
 from llama_index_memory_ext.apps.inspector.pages import NotFoundError
 
 if TYPE_CHECKING:
+    from collections import defaultdict
     from collections.abc import Mapping, Sequence
     from datetime import tzinfo
 
@@ -71,52 +72,55 @@ class ListPage:
 
 @dataclass
 class Views:
-    """The contents of each page, from its query; ``limits`` are the settings of the memory, its agent too."""
+    """The contents of each page, from its query; ``limits`` are the settings of the memory, its agent too.
+
+    A query has "" for each name that the address leaves out.
+    """
 
     store: MemoryStore
     limits: Mapping[str, Any]
 
-    async def sessions(self, query: Mapping[str, str]) -> Context:
+    async def sessions(self, query: defaultdict[str, str]) -> Context:
         """Return the sessions whose name or users contain the text ``q``, most recent first."""
-        part = query.get("q", "")
+        part = query["q"]
         user = query.get("user")
         sessions = [
             info
             for info in await self.store.sessions(user)
             if _is_in(part, info.session_id, *info.user_ids)
         ]
-        page = ListPage.of(query.get("page", ""), len(sessions))
+        page = ListPage.of(query["page"], len(sessions))
         return {"sessions": page.cut(sessions), "page": page, "q": part, "user": user}
 
-    async def users(self, query: Mapping[str, str]) -> Context:
+    async def users(self, query: defaultdict[str, str]) -> Context:
         """Return the users by name, each with its sessions and facts."""
         facts = await self.store.count_facts()
         sessions = Counter[str]()
         for info in await self.store.sessions():
             sessions.update(info.namespaces)
-        part = query.get("q", "")
+        part = query["q"]
         names = [
             name for name in {**facts, **sessions} if _is_in(part, display_name(name))
         ]
         names.sort(key=display_name)
-        page = ListPage.of(query.get("page", ""), len(names))
+        page = ListPage.of(query["page"], len(names))
         rows = [(name, sessions[name], facts.get(name, 0)) for name in page.cut(names)]
         return {"users": rows, "page": page, "q": part}
 
-    async def session(self, query: Mapping[str, str]) -> Context:
+    async def session(self, query: defaultdict[str, str]) -> Context:
         """Return a session, and the prompt that the model would get for the question ``q``."""
         session = await self._session(query)
-        question = query.get("q", "")
+        question = query["q"]
         preview = await preview_prompt(
             self.store, session["id"], session["user"], self.limits, question
         )
         return {**session, "preview": preview, "stats": preview.stats, "q": question}
 
-    async def messages(self, query: Mapping[str, str]) -> Context:
+    async def messages(self, query: defaultdict[str, str]) -> Context:
         """Return the messages of a session, oldest first; the last page by default; ``q`` searches them."""
         session = await self._session(query)
-        number = query.get("page", "")
-        part = query.get("q", "")
+        number = query["page"]
+        part = query["q"]
         if part:
             stored_rows = await self.store.rows(session["id"])
             matching_rows = [
@@ -132,10 +136,10 @@ class Views:
             )
         return {**session, "page": page, "messages": rows, "q": part}
 
-    async def facts(self, query: Mapping[str, str]) -> Context:
+    async def facts(self, query: defaultdict[str, str]) -> Context:
         """Return the facts of a user, the newest first; state, category, tag and day leave out other facts."""
-        user = query.get("user", "")
-        part = query.get("q", "")
+        user = query["user"]
+        part = query["q"]
         chosen = {name: query[name] for name in _FACT_FILTERS if query.get(name)}
         stored = await FactBook(self.store, user, scope="all").alist(state="all")
         zone = zone_of(self.limits)
@@ -154,7 +158,7 @@ class Views:
             is_chosen = all(value in values[name] for name, value in chosen.items())
             if is_chosen and _is_in(part, f"{fact.content} {fact.category}"):
                 matching_facts.append(fact)
-        page = ListPage.of(query.get("page", ""), len(matching_facts))
+        page = ListPage.of(query["page"], len(matching_facts))
         return {
             "user": user,
             "chosen": chosen,
@@ -166,10 +170,10 @@ class Views:
             "page": page,
         }
 
-    async def fact(self, query: Mapping[str, str]) -> Context:
+    async def fact(self, query: defaultdict[str, str]) -> Context:
         """Return a fact with the facts before and after it, and with the messages that it was learned from."""
-        user = query.get("user", "")
-        fact_id = query.get("fact", "")
+        user = query["user"]
+        fact_id = query["fact"]
         book = FactBook(self.store, user, scope="all")
         try:
             history = await book.ahistory(fact_id)
@@ -186,16 +190,14 @@ class Views:
             "history": history,
         }
 
-    async def _session(self, query: Mapping[str, str]) -> Context:
-        session_id = query.get("id", "")
+    async def _session(self, query: defaultdict[str, str]) -> Context:
+        session_id = query["id"]
         infos = await self.store.sessions(session_ids=[session_id])
         if not infos:
-            raise NotFoundError(
-                f"There is no session {session_id!r}. `sessions list` shows the sessions."
-            )
+            raise NotFoundError
         # Without any user, the session itself owns its facts.
         users = infos[0].namespaces or (infos[0].own_namespace,)
-        user = query.get("user", "")
+        user = query["user"]
         if user not in users:
             user = users[0]
         ends = await self.store.rows(session_id, limit=1)
