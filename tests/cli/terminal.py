@@ -6,6 +6,7 @@ import io
 import json
 import os
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -105,9 +106,14 @@ class Here:
         return Here(self.capsys, self.monkeypatch, LLAMA_INDEX_MEMORY_DB=str(database))
 
     def __call__(
-        self, *options: str, stdin: str | bytes = "", **environment: str
+        self,
+        line: str = "",
+        *more: str,
+        stdin: str | bytes = "",
+        **environment: str,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end; what came before is not among its output."""
+        """Run a line as a shell splits it, with more arguments; what came before is not among its output."""
+        arguments = [*shlex.split(line), *more]
         self.capsys.readouterr()
         stream = Keyboard if isinstance(stdin, Typed) else io.TextIOWrapper
         given = io.BytesIO(stdin if isinstance(stdin, bytes) else stdin.encode())
@@ -118,13 +124,13 @@ class Here:
                 patch.setenv(name, value)
             patch.setattr(sys, "stdin", stream(given, encoding="utf-8"))
             patch.setattr(typer_main, "get_command", get_command)
-            code = main(options)
+            code = main(arguments)
         out, err = self.capsys.readouterr()
-        return subprocess.CompletedProcess(options, code, out, err)
+        return subprocess.CompletedProcess(arguments, code, out, err)
 
-    def json(self, *options: str, **more: Any) -> Any:
+    def json(self, line: str, *more: str) -> Any:
         """What a command prints with --json."""
-        return json.loads(self(*options, "--json", **more).stdout)
+        return json.loads(self(line, *more, "--json").stdout)
 
 
 class Terminal:

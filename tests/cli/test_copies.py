@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from llama_index.core.llms import ChatMessage
 
-from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore
+from llama_index_memory_ext import CondensedMemory, MemoryStore
 from llama_index_memory_ext.facts.book import FactBook
 from tests.cli.terminal import Here
 from tests.conversation import assistant, user
@@ -30,61 +30,64 @@ async def fill(database: Path) -> None:
             ("ann", SHARED, True, "I like tea."),
             ("bob", SHARED, True, "I am allergic to nuts."),
         ):
+            options: Any = {"chat_store": store, "extract_facts": False}
             memory = CondensedMemory.from_defaults(
-                "s",
-                user_id=name,
-                shared=shared,
-                chat_store=store,
-                extract_facts=False,
+                "s", user_id=name, shared=shared, **options
             )
             memory.session_id = session
             await memory.aput_messages([user(text), assistant("Fine.")])
         book = FactBook(store, "ann", scope="all")
         oslo = await book.aadd("Lives in Oslo")
-        rome = await book.aadd(
-            "Lives in Rome", session_id=ALONE, quote="I live in Rome."
-        )
+        said: Any = {"session_id": ALONE, "quote": "I live in Rome."}
+        rome = await book.aadd("Lives in Rome", **said)
         await book.aretire(oslo.id, "The user moved.", replaced_by=rome.id)
         await book.aupdate(rome.id, tags=["home"])
         # The separator ends a line for Python's splitlines, but not in JSON.
-        await book.aadd(
-            Fact(
-                content="Likes trains", agent_id="travel", metadata={"from": "a\u2028b"}
-            )
-        )
+        about = {"from": "a\u2028b"}
+        await book.aadd("Likes trains", agent_id="travel", metadata=about)
 
 
 @pytest.fixture
-def filled(command: Here, database: Path, tmp_path: Path) -> Path:
-    """The file of Ann's copy."""
+def old(command: Here, database: Path) -> Here:
+    """The command line on the database of Ann."""
     asyncio.run(fill(database))
+    return command.on(database)
+
+
+@pytest.fixture
+def filled(old: Here, tmp_path: Path) -> Path:
+    """The file of Ann's copy."""
     file = tmp_path / "ann.json"
-    done = command("export", "--user", "ann", "-o", str(file), "--db", str(database))
+    done = old("export --user ann -o", str(file))
     assert (done.returncode, done.stdout) == (0, "")
     return file
 
 
-def read(command: Here, database: Path, *options: str) -> Any:
-    return command.json(*options, "--db", str(database))
+@pytest.fixture
+def new(command: Here, tmp_path: Path) -> Here:
+    """The command line on another database."""
+    return command.on(tmp_path / "new.db")
+
+
+def users_in(cli: Here) -> dict[str, list[str]]:
+    """The users of each session."""
+    listed = cli.json("sessions list")
+    return {info["session_id"]: info["user_ids"] for info in listed}
 
 
 def test_a_copy_has_all_sessions_and_facts_and_is_read_again(
-    command: Here, filled: Path, tmp_path: Path
+    filled: Path, new: Here
 ) -> None:
     """A second import adds nothing, and a copy of the copy is the same."""
-    new = tmp_path / "new.db"
     copy = json.loads(filled.read_text())
     assert set(copy["sessions"]) == {ALONE, SHARED}
     counts = {"messages": 6, "sessions": 2, "facts": 3}
-    assert read(command, new, "import", str(filled)) == {**counts, "skipped": []}
-    again = read(command, new, "import", str(filled))
+    assert new.json("import", str(filled)) == {**counts, "skipped": []}
+    again = new.json("import", str(filled))
     assert sorted(again.pop("skipped")) == sorted([ALONE, SHARED])
     assert again == {**counts, "messages": 0, "sessions": 0}
-    listed = read(command, new, "sessions", "list")
-    users = {info["session_id"]: info["user_ids"] for info in listed}
-    assert users == {ALONE: ["ann"], SHARED: ["ann", "bob"]}
-    printed = command("export", "--user", "ann", "--db", str(new)).stdout
-    copy_of_copy = json.loads(printed)
+    assert users_in(new) == {ALONE: ["ann"], SHARED: ["ann", "bob"]}
+    copy_of_copy = json.loads(new("export --user ann").stdout)
     assert copy_of_copy["sessions"] == copy["sessions"]
     for facts in (copy_of_copy["facts"], copy["facts"]):
         # The first is the version; the rows of a message are those of its database.
@@ -92,72 +95,58 @@ def test_a_copy_has_all_sessions_and_facts_and_is_read_again(
     assert copy_of_copy["facts"] == copy["facts"]
 
 
-def test_a_copy_of_an_unknown_user_is_refused(
-    command: Here, database: Path, filled: Path
-) -> None:
-    done = command("export", "--user", "anne", "--db", str(database))
+def test_a_copy_of_an_unknown_user_is_refused(old: Here) -> None:
+    done = old("export --user anne")
     assert (done.returncode, done.stdout) == (1, "")
     assert "Nothing is stored about 'anne'." in done.stderr
 
 
 def test_the_words_of_another_stay_the_words_of_the_other(
-    command: Here, filled: Path, tmp_path: Path
+    filled: Path, new: Here
 ) -> None:
-    new = tmp_path / "new.db"
-    command("import", str(filled), "--db", str(new))
-    done = command("forget", "--user", "bob", "--yes", "--db", str(new))
-    assert "Deleted 2 messages" in done.stdout
-    shown = command("export", "--session", SHARED, "--db", str(new)).stdout
+    new("import", str(filled))
+    assert "Deleted 2 messages" in new("forget --user bob --yes").stdout
+    shown = new("export --session", SHARED).stdout
     assert ("nuts" in shown, "tea" in shown) == (False, True)
 
 
 def test_a_copy_is_read_under_another_name_that_was_put_into_its_files(
-    command: Here, filled: Path, tmp_path: Path
+    filled: Path, new: Here
 ) -> None:
     """By the expression of the page about deletion."""
     page = (Path(__file__).parents[2] / "docs/deleting-a-person.md").read_text()
     (expression,) = re.findall(r"`(sed -i[^`]+)`", page)
     program = expression.replace("ann.json", str(filled))
     subprocess.run(program, shell=True, check=True)  # noqa: S602 - of our page
-    new = tmp_path / "new.db"
-    done = command("import", str(filled), "--db", str(new))
+    done = new("import", str(filled))
     assert "Imported 6 messages, 2 sessions, 3 facts of anna." in done.stdout
-    listed = read(command, new, "sessions", "list")
-    users = {info["session_id"]: info["user_ids"] for info in listed}
-    assert users == {ALONE: ["anna"], SHARED: ["anna", "bob"]}
-    assert len(read(command, new, "facts", "list", "--user", "anna")) == 2
+    assert users_in(new) == {ALONE: ["anna"], SHARED: ["anna", "bob"]}
+    assert len(new.json("facts list --user anna")) == 2
 
 
 @pytest.mark.parametrize("owner", [(), ("--user", "ann"), ("--user", "cem")])
 def test_one_file_of_a_shared_session_keeps_its_speakers(
-    command: Here, database: Path, filled: Path, tmp_path: Path, owner: tuple[str, ...]
+    old: Here, new: Here, owner: tuple[str, ...]
 ) -> None:
-    new = tmp_path / "new.db"
-    exported = command("export", "--session", SHARED, "--db", str(database)).stdout
-    options = ("--session", "new", "--db", str(new))
-    done = command("import", "-", *options, *owner, stdin=exported)
+    exported = old("export --session", SHARED).stdout
+    done = new("import - --session new", *owner, stdin=exported)
     assert done.stdout.startswith("Imported 4 messages")
-    assert command("export", *options).stdout == exported
-    (listed,) = read(command, new, "sessions", "list")
-    assert set(listed["user_ids"]) == {"ann", "bob", *owner[1:]}
-    assert filled.exists()
+    assert new("export --session new").stdout == exported
+    assert set(users_in(new)["new"]) == {"ann", "bob", *owner[1:]}
 
 
-def test_what_is_no_copy_is_refused(
-    command: Here, filled: Path, tmp_path: Path
-) -> None:
-    new = ("--db", str(tmp_path / "new.db"))
+def test_what_is_no_copy_is_refused(filled: Path, new: Here) -> None:
     copy = json.loads(filled.read_text())
     part = {name: copy[name] for name in ("user", "sessions")}
     wrong_copies = [copy | {name: 7} for name in copy]
     wrong_copies += [copy | {"sessions": [copy["sessions"]]}]
     wrong_copies += [copy | {"sessions": {"s": {}}}, copy | {"facts": {}}]
     for content in ("[]", "no JSON", *map(json.dumps, [part, *wrong_copies])):
-        done = command("import", "-", *new, stdin=content)
+        done = new("import -", stdin=content)
         assert (done.returncode, "must be a copy" in done.stderr) == (2, True)
-    as_messages = command("import", str(filled), "--session", "s", *new)
+    as_messages = new("import --session s", str(filled))
     assert "Expected an object with a 'role'" in as_messages.stderr
-    as_facts = command("import", str(filled), "--user", "bob", *new)
+    as_facts = new("import --user bob", str(filled))
     assert "Import a copy of `export --user` without --user." in as_facts.stderr
 
 

@@ -103,9 +103,8 @@ async def add_rain(database: Path) -> None:
 async def test_a_client_remembers_lists_searches_and_forgets(database: Path) -> None:
     """The words of the user come from the client, and stand in no session; a forgotten fact is kept, for undo."""
     python, *command = package_command("mcp", "--db", str(database), "--user", "ann")
-    server = StdioServerParameters(
-        command=python, args=command, env=clean_environment()
-    )
+    environment = clean_environment()
+    server = StdioServerParameters(command=python, args=command, env=environment)
     with database.with_name("errors").open("a+", encoding="utf-8") as stderr:
         async with (
             stdio_client(server, errlog=stderr) as streams,
@@ -114,38 +113,24 @@ async def test_a_client_remembers_lists_searches_and_forgets(database: Path) -> 
             await session.initialize()
             await remember_list_search_and_forget(session)
     stored = (await facts_of(database, "ann"))["Loves green tea"]
-    assert (stored.namespace, stored.session_id, stored.message_ids) == (
-        "ann",
-        None,
-        (),
-    )
-    assert (stored.quote, stored.retired_by) == (
-        "Please remember that I love green tea.",
-        "request",
-    )
+    assert (stored.namespace, stored.session_id) == ("ann", None)
+    assert (stored.message_ids, stored.quote) == ((), GREEN_TEA["quote"])
+    assert stored.retired_by == "request"
     assert database.with_name("errors").read_text() == ""
 
 
 async def remember_list_search_and_forget(session: ClientSession) -> None:
     tools = {tool.name: tool for tool in (await session.list_tools()).tools}
-    assert sorted(tools) == ["forget", "list_memories", "remember", "search_memory"]
-    hints = {
+    read_only = {
         name: tool.annotations.read_only_hint
         for name, tool in tools.items()
         if tool.annotations
     }
-    assert hints == {
-        "search_memory": True,
-        "list_memories": True,
-        "remember": False,
-        "forget": False,
-    }
+    reading = {"search_memory": True, "list_memories": True}
+    assert read_only == {**reading, "remember": False, "forget": False}
     assert all(tool.description for tool in tools.values())
-    assert sorted(tools["remember"].input_schema["properties"]) == [
-        "category",
-        "content",
-        "quote",
-    ]
+    arguments = tools["remember"].input_schema["properties"]
+    assert sorted(arguments) == ["category", "content", "quote"]
     assert await call(session, "list_memories") == "0 facts in all."
     new = await call(session, "remember", **GREEN_TEA)
     fact_id, content = re.fullmatch(r"Remembered: \[(\w{8})\] (.+)", new).groups()  # type: ignore[union-attr]
@@ -153,20 +138,16 @@ async def remember_list_search_and_forget(session: ClientSession) -> None:
     found = await call(session, "search_memory", query="tea")
     fact = rf'<fact id="{fact_id}" date="[\d-]+" category="preference">Loves green tea</fact>\n'
     assert re.fullmatch(fact, found)
-    assert (await call(session, "search_memory", query="a zebra")).startswith(
-        "Nothing found"
-    )
-    assert (
-        await call(session, "remember", **GREEN_TEA)
-        == "Known already; it is surer now."
-    )
+    nothing = await call(session, "search_memory", query="a zebra")
+    assert nothing.startswith("Nothing found")
+    again = await call(session, "remember", **GREEN_TEA)
+    assert again == "Known already; it is surer now."
     assert await call(session, "list_memories", limit=1) == f"{found}1 facts in all."
-    gone = await call(
-        session,
-        "forget",
-        facts=["green tea", "a zebra"],
-        quote="Forget that I love green tea.",
-    )
+    forget: dict[str, Any] = {
+        "facts": ["green tea", "a zebra"],
+        "quote": "Forget that I love green tea.",
+    }
+    gone = await call(session, "forget", **forget)
     assert gone == (
         f"Forgotten: [{fact_id}] Loves green tea (it can be restored)\n"
         "Nothing was forgotten: 'ann' has no fact 'a zebra' (1 facts). search_memory shows the ids of facts."
@@ -175,25 +156,13 @@ async def remember_list_search_and_forget(session: ClientSession) -> None:
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    (
-        "remember",
-        {"content": "Likes Bolivia", "quote": "I like tea"},
-        "It says more than the user did.",
-    ),
-    (
-        "remember",
-        {"content": "x" * 5_000, "quote": "I like tea"},
-        "Not remembered: ",
-    ),
+    ("remember", {"content": "Likes Bolivia", "quote": "I like tea"}, "It says more than the user did."),
+    ("remember", {"content": "x" * 5_000, "quote": "I like tea"}, "Not remembered: "),
     ("remember", {"content": 7, "quote": "I like tea"}, "valid string"),
     ("forget", {"facts": ["rain"], "quote": "I like rain."}, "Not forgotten: "),
-    (
-        "forget",
-        {"facts": ["a zebra"], "quote": "Forget the zebra."},
-        "has no fact",
-    ),
+    ("forget", {"facts": ["a zebra"], "quote": "Forget the zebra."}, "has no fact"),
     ("list_memories", {"limit": "all"}, "valid integer"),
-]
+]  # fmt: skip
 
 
 async def test_what_an_agent_may_not_do_a_client_may_not_do_either(
@@ -205,10 +174,8 @@ async def test_what_an_agent_may_not_do_a_client_may_not_do_either(
         for name, arguments, why in REFUSED:
             assert why in await refusal(session, name, **arguments)
         listed = await call(session, "list_memories")
-        assert (contents_in(listed), listed.splitlines()[-1]) == (
-            ["Likes rain"],
-            "1 facts in all.",
-        )
+        assert contents_in(listed) == ["Likes rain"]
+        assert listed.endswith("\n1 facts in all.")
 
 
 async def test_no_argument_reaches_another_user(database: Path) -> None:
@@ -216,13 +183,11 @@ async def test_no_argument_reaches_another_user(database: Path) -> None:
         await call(hers, "remember", **GREEN_TEA)
         fact_id = (await facts_of(database, "ann"))["Loves green tea"].id
         assert await call(his, "list_memories") == "0 facts in all."
-        assert "has no fact" in await refusal(
-            his, "forget", facts=[fact_id], quote="Forget everything."
-        )
+        everything = {"facts": [fact_id], "quote": "Forget everything."}
+        assert "has no fact" in await refusal(his, "forget", **everything)
         for extra in ("user", "user_id", "namespace", "session_id"):
-            assert "green" not in str(
-                await his.call_tool("search_memory", {"query": "tea", extra: "ann"})
-            )
+            query = {"query": "tea", extra: "ann"}
+            assert "green" not in str(await his.call_tool("search_memory", query))
         assert contents_in(await call(hers, "list_memories")) == ["Loves green tea"]
 
 
@@ -234,26 +199,18 @@ async def test_two_clients_of_one_user_see_what_the_other_does(database: Path) -
         "Likes 🚀 rockets": "I like 🚀 rockets.",
     }
     async with client(database) as one, client(database) as two:
-        await asyncio.gather(
-            *(
-                call(each, "remember", content=content, quote=said[content])
-                for each in (one, two)
-                for content in said
-            )
-        )
+        calls = []
+        for each in (one, two):
+            for content, quote in said.items():
+                calls.append(call(each, "remember", content=content, quote=quote))
+        await asyncio.gather(*calls)
         assert sorted(contents_in(await call(one, "list_memories"))) == sorted(said)
-        assert contents_in(await call(two, "search_memory", query="Köln")) == [
-            "Wohnt in Köln"
-        ]
-        await call(
-            one,
-            "forget",
-            facts=["Wohnt in Köln"],
-            quote="Vergiss, dass ich in Köln wohne.",
-        )
-        assert (await call(two, "search_memory", query="Köln")).startswith(
-            "Nothing found"
-        )
+        found = await call(two, "search_memory", query="Köln")
+        assert contents_in(found) == ["Wohnt in Köln"]
+        quote = "Vergiss, dass ich in Köln wohne."
+        await call(one, "forget", facts=["Wohnt in Köln"], quote=quote)
+        found = await call(two, "search_memory", query="Köln")
+        assert found.startswith("Nothing found")
 
 
 async def test_with_a_session_quotes_must_be_in_it_and_its_messages_are_found(
@@ -263,16 +220,13 @@ async def test_with_a_session_quotes_must_be_in_it_and_its_messages_are_found(
         await memory.aput_messages([user("I love green tea."), assistant("Noted.")])
     async with client(database, session="s") as session:
         found = await call(session, "search_memory", query="green tea")
-        assert re.match(
-            r'<message role="user" date="[\d-]+">I love green tea.</message>\n', found
-        )
-        made_up = await refusal(
-            session, "remember", content="Likes rain", quote="I like rain."
-        )
-        assert "Its quote is not in the conversation." in made_up
-        await call(
-            session, "remember", content="Loves green tea", quote="I love green tea"
-        )
+        message = r'<message role="user" date="[\d-]+">I love green tea.</message>\n'
+        assert re.match(message, found)
+        made_up = {"content": "Likes rain", "quote": "I like rain."}
+        refused = await refusal(session, "remember", **made_up)
+        assert "Its quote is not in the conversation." in refused
+        quote = "I love green tea"
+        await call(session, "remember", content="Loves green tea", quote=quote)
     stored = (await facts_of(database, "ann"))["Loves green tea"]
     assert (stored.session_id, len(stored.message_ids)) == ("s", 1)
 
@@ -284,22 +238,17 @@ async def test_everything_goes_only_where_the_session_shows_that_the_user_has_sa
     await add_rain(database)
     everything = {"facts": ["Likes rain"], "quote": "Forget everything about me."}
     async with client(database) as session:
-        assert (
-            "the server cannot see that the user agrees to everything"
-            in await refusal(session, "forget", **everything)
-        )
+        refused = await refusal(session, "forget", **everything)
+        assert "the server cannot see that the user agrees to everything" in refused
     async with opened(database) as memory, client(database, session="s") as session:
         await memory.aput(user("Forget everything about me."))
-        assert "Likes rain: show the user all" in await refusal(
-            session, "forget", **everything
-        )
-        await memory.aput_messages(
-            [assistant("That you like rain, too?"), user("Yes, please.")]
-        )
+        refused = await refusal(session, "forget", **everything)
+        assert "Likes rain: show the user all" in refused
+        turn = [assistant("That you like rain, too?"), user("Yes, please.")]
+        await memory.aput_messages(turn)
         gone = await call(session, "forget", facts=["Likes rain"], quote="Yes, please.")
-        assert re.fullmatch(
-            r"Forgotten: \[\w{8}\] Likes rain \(it can be restored\)", gone
-        )
+        forgotten = r"Forgotten: \[\w{8}\] Likes rain \(it can be restored\)"
+        assert re.fullmatch(forgotten, gone)
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
@@ -308,25 +257,15 @@ async def test_what_was_remembered_outlives_a_server_that_is_ended(
 ) -> None:
     """At once, while its stdin is still open."""
     command = package_command("mcp", "--db", str(database), "--user", "ann")
-    pipes: dict[str, Any] = {
-        "stdin": subprocess.PIPE,
-        "stdout": subprocess.PIPE,
-        "text": True,
-        "encoding": "utf-8",
-    }
-    hello = {
-        "protocolVersion": "2025-06-18",
-        "capabilities": {},
-        "clientInfo": {"name": "test", "version": "1"},
-    }
+    pipe: Any = subprocess.PIPE
+    pipes = {"stdin": pipe, "stdout": pipe, "text": True, "encoding": "utf-8"}
+    about = {"name": "test", "version": "1"}
+    hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": about}
+    remember = {"name": "remember", "arguments": GREEN_TEA}
     requests: list[dict[str, Any]] = [
         {"id": 1, "method": "initialize", "params": hello},
         {"method": "notifications/initialized"},
-        {
-            "id": 2,
-            "method": "tools/call",
-            "params": {"name": "remember", "arguments": GREEN_TEA},
-        },
+        {"id": 2, "method": "tools/call", "params": remember},
     ]
     with subprocess.Popen(command, env=clean_environment(), **pipes) as process:
         assert process.stdin is not None
@@ -361,15 +300,13 @@ async def test_a_database_that_breaks_is_told_and_not_taken_for_an_empty_one(
         await call(session, "remember", **GREEN_TEA)
         with closing(sqlite3.connect(database)) as connection:
             for ending in ("_users", "_facts", "_sessions"):
-                connection.execute(
-                    f"ALTER TABLE llama_index_memory{ending} RENAME TO lost{ending}"
-                )
+                table = f"llama_index_memory{ending}"
+                connection.execute(f"ALTER TABLE {table} RENAME TO lost{ending}")
         for name, arguments in (
             ("list_memories", {}),
             ("search_memory", {"query": "tea"}),
             ("remember", GREEN_TEA),
         ):
-            assert "That does not mean that nothing is known" in await refusal(
-                session, name, **arguments
-            )
+            refused = await refusal(session, name, **arguments)
+            assert "That does not mean that nothing is known" in refused
     assert "green" not in caplog.text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -22,47 +21,31 @@ COMMANDS = [
     ("facts list --usr ann", "--usr", FACTS_LIST),
     ("facts lst --user ann", "'lst'", FACTS_LIST),
     ("facts add --user ann", "Missing argument 'TEXT'", 'facts add "Likes tea"'),
-    (
-        "facts add tea --user ann --confidence 90",
-        "--confidence",
-        'facts add "Likes tea"',
-    ),
-    (
-        "facts edit 1 --user ann --content ' '",
-        "expected text that is not blank",
-        "facts edit 3f2a",
-    ),
+    ("facts add tea --user ann --confidence 90", "--confidence", 'facts add "Likes tea"'),
+    ("facts edit 1 --user ann --content ' '", "expected text that is not blank", "facts edit 3f2a"),
     ("retain --days old", "--days", "retain --days 90"),
     ("inspect --token-limit 4k", "--token-limit", "inspect --db memory.db"),
     ("mcp --user ann --http 1", "--http", "mcp --user ann"),
     ("dance", "No such command 'dance'", FACTS_LIST),
-]
+]  # fmt: skip
 TOOLS: list[tuple[str, dict[str, Any], str]] = [
     ("search_memory", {}, "query: Field required. It takes: query."),
     ("search_memory", {"query": ""}, 'search_memory(query="allergies food")'),
     ("search_memory", {"query": "tea", "tags": "a"}, "Unknown arguments: tags. It"),
-    (
-        "list_memories",
-        {"limit": 0},
-        "limit: Input should be greater than or equal to 1",
-    ),
+    ("list_memories", {"limit": 0}, "limit: Input should be greater than or equal to 1"),
     ("remember", {"content": "Likes tea"}, "quote: Field required. It takes: content"),
-    (
-        "search_memory",
-        {"query": 3_000 * "tea "},
-        "have 12,000 characters; send at most 10,000",
-    ),
+    ("search_memory", {"query": 3_000 * "tea "}, "have 12,000 characters; send at most 10,000"),
     ("forget", {"facts": 2_999 * ["tea"], "quote": "Forget it."}, "send at most"),
     ("forget", {"facts": [], "quote": "Forget it."}, "facts is empty"),
     ("forget_all", {}, "Unknown tool: forget_all"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("line", "problem", "example"), COMMANDS)
 def test_a_wrong_command_line_gets_an_example_of_a_right_one(
     command: Here, database: Path, line: str, problem: str, example: str
 ) -> None:
-    done = command.on(database)(*shlex.split(line))
+    done = command.on(database)(line)
     assert (done.returncode, done.stdout) == (2, "")
     last = done.stderr.splitlines()[-1]
     assert problem in last
@@ -91,15 +74,15 @@ def examples_in(command: Any) -> list[str]:
     return lines
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        line
-        for line in examples_in(typer.main.get_command(load_app()))
-        # These answer until they are ended.
-        if not line.startswith(("demo", "inspect", "mcp"))
-    ],
-)
+# Without the commands that answer until they are ended.
+EXAMPLES = [
+    line
+    for line in examples_in(typer.main.get_command(load_app()))
+    if not line.startswith(("demo", "inspect", "mcp"))
+]
+
+
+@pytest.mark.parametrize("line", EXAMPLES)
 def test_each_example_is_a_right_call(
     command: Here,
     database: Path,
@@ -109,14 +92,11 @@ def test_each_example_is_a_right_call(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "chat-17.json").write_text("[]")
-    arguments = shlex.split(line)
-    if arguments[0] in ("forget", "retain"):
-        arguments.append("--yes")
-    if arguments[:2] == ["facts", "forget"]:
-        arguments.append("--yes")
+    if line.startswith(("forget", "retain", "facts forget")):
+        line += " --yes"
     cli = command.on(database)
-    cli("facts", "add", "Likes rain", "--user", "ann")
-    assert cli(*arguments).returncode in (0, 1)
+    cli("facts add 'Likes rain' --user ann")
+    assert cli(line).returncode in (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -126,11 +106,11 @@ def test_an_unknown_fact_is_answered_with_its_user_and_the_number_of_facts(
     command: Here, database: Path, stored: tuple[str, ...], count: str
 ) -> None:
     cli = command.on(database)
-    cli("facts", "add", "Likes rain", "--user", "bob")
+    cli("facts add 'Likes rain' --user bob")
     for text in stored:
-        cli("facts", "add", text, "--user", "ann")
+        cli("facts add --user ann", text)
     for line in ("retire nope", "restore nope", "edit nope --pin", "forget nope --yes"):
-        done = cli("facts", *shlex.split(line), "--user", "ann")
+        done = cli(f"facts {line} --user ann")
         assert (done.returncode, done.stdout) == (1, "")
         assert f"'ann' has no fact 'nope' ({count})" in done.stderr
 
