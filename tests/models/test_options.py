@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,7 +15,6 @@ from llama_index_memory_ext.models.ask import ask_with, token_bound
 from tests.openai_server import OpenAIServer, fail, say
 from tests.scripted_models import StartClient
 
-BOUND = {"max_tokens": 99}
 PERSON = [ChatMessage("Hello")]
 
 
@@ -94,11 +92,9 @@ async def test_a_model_that_thinks_is_not_bounded(
     """Its thoughts would count; both answers are paid for."""
 
     def model(messages: Any, tools: Any) -> Any:
-        return (
-            {**say(""), **thought, "finish_reason": "length"}
-            if bounds(server)[-1]
-            else say("Hi.")
-        )
+        if bounds(server)[-1]:
+            return {**say(""), **thought, "finish_reason": "length"}
+        return say("Hi.")
 
     llm, server = start_client(OpenAI, model)
     responses: list[ChatResponse] = []
@@ -107,23 +103,21 @@ async def test_a_model_that_thinks_is_not_bounded(
     assert len(responses) == 3
 
 
+OWN_BOUND = {"max_completion_tokens": 20}
+
+
 @pytest.mark.parametrize(
-    ("make", "bound"),
+    "llm",
     [
-        (lambda: OpenAI(model="gpt-4o-mini"), BOUND),
-        (lambda: OpenAI(model="gpt-4o-mini", max_tokens=20), {}),
-        (
-            lambda: OpenAI(
-                model="gpt-4o-mini", additional_kwargs={"max_completion_tokens": 20}
-            ),
-            {},
-        ),
-        (lambda: OpenAI(model="o3-mini"), {}),
-        (lambda: OpenAI(model="gpt-5-mini"), {}),
-        (MockLLM, {}),
+        OpenAI(model="gpt-4o-mini", max_tokens=20),
+        OpenAI(model="gpt-4o-mini", additional_kwargs=OWN_BOUND),
+        OpenAI(model="o3-mini"),
+        OpenAI(model="gpt-5-mini"),
+        MockLLM(),
     ],
 )
 def test_only_models_that_are_known_to_take_a_bound_and_have_none_get_one(
-    make: Callable[[], Any], bound: dict[str, int]
+    llm: Any,
 ) -> None:
-    assert token_bound(make(), 99) == bound
+    assert token_bound(llm, 99) == {}
+    assert token_bound(OpenAI(model="gpt-4o-mini"), 99) == {"max_tokens": 99}

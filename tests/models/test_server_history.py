@@ -24,11 +24,9 @@ WORDS = ("tea", "rain", "jazz", "figs")
 
 def model(messages: list[Message], tools: list[str]) -> Message:
     """Learns what is liked, finds nothing to say of what it has learned, and is brief."""
-    return (
-        say("Fine.")
-        if tools not in (["report_facts"], [])
-        else learner(messages, tools)
-    )
+    if tools in (["report_facts"], []):
+        return learner(messages, tools)
+    return say("Fine.")
 
 
 def is_agents(request: list[Message]) -> bool:
@@ -42,13 +40,8 @@ async def test_facts_and_summaries_do_not_move_the_chain_of_an_agent(
     start_client: StartClient, open_memory: OpenMemory, kind: type[Any], streaming: bool
 ) -> None:
     llm, server = start_client(kind, model, track_previous_responses=True)
-    options = {
-        "max_messages": 2,
-        "keep_messages": 1,
-        "summarize": True,
-        "token_limit": 4_000,
-    }
-    memory = open_memory(llm=llm, user_id="ann", **options)
+    options = {"max_messages": 2, "keep_messages": 1, "token_limit": 4_000}
+    memory = open_memory(llm=llm, user_id="ann", summarize=True, **options)
     agent = FunctionAgent(llm=llm, streaming=streaming)
     for word in WORDS:
         assert str(await agent.run(f"I like {word}.", memory=memory)) == "Fine."
@@ -63,9 +56,8 @@ async def test_facts_and_summaries_do_not_move_the_chain_of_an_agent(
     assert llm._previous_response_id == f"resp_{agents[-1]}"
     others = [body for name, body in enumerate(server.bodies, 1) if name not in agents]
     assert len(others) > len(WORDS)
-    assert {(body.get("previous_response_id"), body["store"]) for body in others} == {
-        (None, False)
-    }
+    for body in others:
+        assert (body.get("previous_response_id"), body["store"]) == (None, False)
     assert set(server.kept) == {f"resp_{name}" for name in agents}
     assert await contents(memory) == [f"Likes {word}" for word in sorted(WORDS)]
 
@@ -89,15 +81,8 @@ async def test_a_model_with_history_is_asked_by_a_copy_without(
     assert id(copy) != id(llm)
     assert id(without_history(copy)) == id(copy)
     asked = copy._get_model_kwargs()
-    assert {
-        **sent,
-        "previous_response_id": None,
-        "conversation": None,
-        "store": False,
-    } == {
-        "conversation": None,
-        **asked,
-    }
+    no_history = {"previous_response_id": None, "conversation": None, "store": False}
+    assert {"conversation": None, **asked} == {**sent, **no_history}
     assert llm._get_model_kwargs() == sent
 
 
@@ -121,16 +106,11 @@ async def test_a_memory_warns_once_that_the_server_keeps_the_conversation_too(
     llm, _ = start_client(OpenAIResponses, model, track_previous_responses=True)
     plain, _ = start_client(OpenAIResponses, model)
     monkeypatch.setattr(Settings, "_llm", llm if place == "settings" else None)
-    with caplog.at_level(logging.WARNING):
-        open_memory(llm=plain)
-        assert not [
-            one for one in caplog.records if "track_previous" in one.getMessage()
-        ]
-        for session_id in ("one", "two"):
-            open_memory(session_id, **({"llm": llm} if place == "argument" else {}))
-    (warning,) = [
-        one.getMessage()
-        for one in caplog.records
-        if "track_previous" in one.getMessage()
-    ]
+    caplog.set_level(logging.WARNING)
+    open_memory(llm=plain)
+    assert "track_previous" not in caplog.text
+    for session_id in ("one", "two"):
+        open_memory(session_id, **({"llm": llm} if place == "argument" else {}))
+    messages = [record.getMessage() for record in caplog.records]
+    (warning,) = [text for text in messages if "track_previous" in text]
     assert "gpt-4o-mini keeps the conversation, too" in warning
