@@ -523,6 +523,28 @@ def test_what_is_old_is_deleted_for_good_and_facts_stay(
     assert "Has a cat" in cli(LIST).stdout
 
 
+@pytest.mark.parametrize(
+    "words", ["My cat is here.", "Has a cat called Semiramis", "Semiramis is my cat"]
+)
+def test_words_that_stay_in_the_file_are_reported(
+    cli: Here, database: Path, words: str
+) -> None:
+    """Of messages, of facts, and of quotes whose messages may be gone."""
+    talk(database, "a", "ann", "My cat is here.")
+    content = "Has a cat called Semiramis"
+    learned(database, Fact(content=content, quote="Semiramis is my cat"))
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("PRAGMA secure_delete = OFF")
+        connection.execute("CREATE TABLE old (text)")
+        rows = [(words + " " * 3_000,)] * 50
+        connection.executemany("INSERT INTO old VALUES (?)", rows)
+        connection.execute("DROP TABLE old")
+    done = cli("forget --no-vacuum --yes", *ANN)
+    assert done.returncode == 1
+    assert "still holds deleted texts" in done.stderr
+    assert "Deleted 2 messages" in done.stdout
+
+
 def test_the_search_finds_what_a_deletion_alone_leaves(tmp_path: Path) -> None:
     """Long texts too, which lie scattered over several pages."""
     file = tmp_path / "x.db"
@@ -671,6 +693,7 @@ MISTAKES = [
     ("sessions list --db postgre://a:secret@b/c", 1, "the address names 'postgre'"),
     ("forget --user ann", 2, "No terminal to confirm on; nothing was changed. Pass --yes"),
     ("--table '' facts add x --user ann", 2, "must not be empty"),
+    ("facts forget '' --user ann --yes", 1, "'ann' has no fact '' (1 fact)"),
     ("export", 2, "pass either --user ID or --session ID"),
     ("export --user ann -o /", 1, "'/': Is a directory"),
     ("import / --user ann --agent a", 2, "'/': Is a directory"),

@@ -121,13 +121,15 @@ async def test_a_client_remembers_lists_searches_and_forgets(database: Path) -> 
 
 async def remember_list_search_and_forget(session: ClientSession) -> None:
     tools = {tool.name: tool for tool in (await session.list_tools()).tools}
-    read_only = {
-        name: tool.annotations.read_only_hint
+    hints = {
+        name: (tool.annotations.read_only_hint, tool.annotations.destructive_hint)
         for name, tool in tools.items()
         if tool.annotations
     }
-    reading = {"search_memory": True, "list_memories": True}
-    assert read_only == {**reading, "remember": False, "forget": False}
+    # By these, a client decides which calls it makes without asking its user.
+    writing = {"remember": (False, False), "forget": (False, True)}
+    reading = {"search_memory": (True, False), "list_memories": (True, False)}
+    assert hints == {**reading, **writing}
     assert all(tool.description for tool in tools.values())
     arguments = tools["remember"].input_schema["properties"]
     assert sorted(arguments) == ["category", "content", "quote"]
