@@ -69,7 +69,8 @@ WHERE namespace = :namespace AND id {in_ids}
 ORDER BY change
 """
 # The speaker is read from the message; in a session of one user, it is that user. An
-# update keeps the session and the speaker of the words that the fact was learned from.
+# update keeps the speaker of the words that the fact was learned from. It also keeps their
+# session, unless the fact now names messages of another session.
 _PUT_FACT = """
 INSERT INTO {facts} AS facts (namespace, id, change, agent_id, session_id, data, said_by)
 VALUES (:namespace, :id, :change, :agent_id, :session_id, :data, (
@@ -78,7 +79,7 @@ VALUES (:namespace, :id, :change, :agent_id, :session_id, :data, (
 ))
 ON CONFLICT (namespace, id)
 DO UPDATE SET change = excluded.change, agent_id = excluded.agent_id, data = excluded.data,
-    session_id = COALESCE(facts.session_id, excluded.session_id),
+    session_id = COALESCE(excluded.session_id, facts.session_id),
     said_by = COALESCE(facts.said_by, excluded.said_by)
 """
 _SET_CHANGE = "UPDATE {users} SET change = :change WHERE namespace = :namespace"

@@ -138,6 +138,21 @@ async def test_a_second_import_and_the_same_database_change_nothing(
     assert await row_texts(bob) == [NUTS]
 
 
+async def test_a_fact_follows_its_message_into_a_renamed_session(
+    old: MemoryStore,
+) -> None:
+    """The session is branched and forgotten; retention takes the words of the fact from the new session."""
+    bob = on(old, "bob", extract_facts=False)
+    renamed = await bob.abranch("renamed")
+    facts = (await bob.facts.aexport()).replace('"chat"', '"renamed"')
+    await renamed.facts.aimport(facts)
+    await old.forget("chat")
+    await tell(renamed, "And now?")
+    await old.aretain(messages=1, vacuum=False)
+    (fact,) = await renamed.facts.alist()
+    assert (fact.quote, fact.source, fact.message_ids) == ("", "", ())
+
+
 async def test_a_short_quote_is_found_in_its_line_alone(new: MemoryStore) -> None:
     """A quote may stand in many messages; the text around it tells which is meant."""
     bob = on(new, "bob", extract_facts=False)
