@@ -11,8 +11,9 @@ import griffe
 
 _BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 # "``first``, ``last``: the rows of the turn." in the docstring of a class.
+_NAMES = r"(?:``\w+``(?:, )?)+"
 _FIELDS = re.compile(
-    r"^((?:``\w+``(?:, )?)+): (.+?)(?=^``|\n\n|\Z)", re.MULTILINE | re.DOTALL
+    rf"^({_NAMES}): (.+?)(?=^{_NAMES}: |\n\n|\Z)", re.MULTILINE | re.DOTALL
 )
 
 
@@ -35,6 +36,11 @@ class Fields(griffe.Extension):
         if _calls(call, "in_sync"):
             _show_as_method(attr, str(call.arguments[0]))
             return
+        if _calls(call, "optional"):
+            text = ast.literal_eval(str(call.arguments[0]))
+            attr.docstring = griffe.Docstring(text, parent=attr)
+            attr.value = "None"
+            return
         if not _calls(call, "Field"):
             return
         options = {
@@ -56,7 +62,14 @@ class Fields(griffe.Extension):
 
     def on_function(self, *, func: griffe.Function, **_: Any) -> None:
         """``limit: int = DEFAULT_LIMIT`` becomes ``limit: int = 50_000``; ``**options: Unpack[...]`` each of them."""
-        if any("Unpack[" in str(parameter.annotation) for parameter in func.parameters):
+        takes_options = any(
+            "Unpack[" in str(parameter.annotation) for parameter in func.parameters
+        )
+        decorators = [str(each.value) for each in func.decorators]
+        # An initializer has its description in the docstring of the class.
+        if func.docstring and any(each.startswith("unpacked(") for each in decorators):
+            takes_options = True
+        if takes_options:
             _show_options(func)
         for parameter in func.parameters:
             parameter.default = _value_of(parameter.default, func.module)
@@ -128,9 +141,7 @@ def _describe_fields(cls: griffe.Class) -> None:
                 member.docstring = griffe.Docstring(
                     sentence[:1].upper() + sentence[1:], parent=member
                 )
-                text = text.replace(f"``{name}``, ", "")
-        text = text.replace(f"``{name}``: {description}", "")
-    cls.docstring.value = text
+    cls.docstring.value = _FIELDS.sub("", text)
 
 
 def _show_options(func: griffe.Function) -> None:

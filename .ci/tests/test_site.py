@@ -35,6 +35,35 @@ def test_a_name_in_a_table_breaks_between_its_words(
     assert page == cell.format(broken, name, name)
 
 
+@pytest.fixture(scope="module")
+def package() -> Any:
+    """The package as the reference shows it."""
+    griffe = pytest.importorskip("griffe")
+    extension = str(Path(__file__).parents[1] / "docs_fields.py")
+    return griffe.load(
+        "llama_index_memory_ext", extensions=griffe.load_extensions(extension)
+    )
+
+
+@pytest.mark.parametrize("method", ["alist", "asearch", "aadd", "aupdate"])
+def test_the_reference_lists_each_option_of_a_method(package: Any, method: str) -> None:
+    shown = package["facts.book.FactBook"][method]
+    assert "tags" in [part.name for part in shown.parameters]
+    assert "tags: " in shown.docstring.value
+
+
+def test_the_reference_describes_each_field_by_itself(package: Any) -> None:
+    """Also a field whose description names other fields at the beginning of a line."""
+    session = package["store.sessions.SessionInfo"]
+    assert session["user_ids"].docstring.value.startswith("The users who have written")
+    assert "``" not in session.docstring.value
+    found = package["memory.search.MemorySearchResult"]["messages"].docstring.value
+    assert found.endswith("the program.")
+    ended = package["fact.Fact"]["valid_until"]
+    assert str(ended.value) == "None"
+    assert ended.docstring.value.startswith("The last day")
+
+
 def test_an_option_of_a_command_is_never_broken(hook: dict[str, Any]) -> None:
     page = "<p><code>--token-limit</code> <code>--user ann</code></p>"
     option = '<p><code class="option">--token-limit</code> <code>--user ann</code></p>'

@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 class SessionInfo:
     """The size, the users and the times of a session, read without its messages.
 
-    ``messages``: the number of all messages, active ones and the log. ``user_ids``: the
-    users who have written to it, sorted. It is the session's id if a memory had no
-    ``user_id``, and empty if only a plain ``Memory`` has written. ``first_at``,
-    ``last_at``: the times (UTC) of writing of the oldest and the newest message; None
-    if unknown. ``namespaces``: the owners of its facts, in the order of ``user_ids``,
-    for a ``FactBook``.
+    ``messages``: the number of all messages, active ones and the log.
+    ``user_ids``: the users who have written to it, sorted. It is the session's id if a
+    memory had no ``user_id``, and empty if only a plain ``Memory`` has written.
+    ``first_at``, ``last_at``: the times (UTC) of writing of the oldest and the newest
+    message; None if unknown.
+    ``namespaces``: the owners of its facts, in the order of ``user_ids``, for a
+    ``FactBook``.
     """
 
     session_id: str
