@@ -8,6 +8,7 @@ import inspect
 import json
 import shlex
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from mcp.client.stdio import stdio_client
 
 import llama_index_memory_ext
 from llama_index_memory_ext import CondensedMemory, MemoryStore, OfflineModel
+from llama_index_memory_ext.fact import utc_now
 from tests.cli.terminal import clean_environment, run
 from tests.conversation import assistant, user
 from tests.databases import database_uri, postgres_server, postgres_uri
@@ -156,6 +158,55 @@ def test_the_tests_of_the_guide_pass(code: str) -> None:
     assert tests
     for test in tests:
         test()
+
+
+def function_of(page: str, name: str) -> Any:
+    """A function that a page shows."""
+    (code,) = (code for code in blocks("python", PAGES[page]) if f"def {name}(" in code)
+    names: dict[str, Any] = {}
+    exec(code, names)  # noqa: S102 - it is our own
+    return names[name]
+
+
+async def test_a_renamed_session_keeps_its_facts_as_they_are() -> None:
+    """A deleted fact is not learned again, and an edited fact stays edited."""
+    rename = function_of("deleting-a-person.md", "rename")
+    store = MemoryStore()
+    memory, renamed = (
+        CondensedMemory.from_defaults(
+            name, user_id="ann", llm=OfflineModel(), chat_store=store
+        )
+        for name in ("chat-17", "renamed")
+    )
+    await memory.aput_messages([user("I live in Rome."), assistant("Noted.")])
+    await memory.aput_messages([user("I like tea."), assistant("Noted.")])
+    await memory.aflush()
+    facts = {fact.content: fact.id for fact in await memory.facts.alist()}
+    await memory.facts.aupdate(facts["Lives in Rome"], content="Lives in Bern")
+    await memory.facts.aforget(facts["Likes tea"])
+    await rename(memory, "renamed")
+    await renamed.aflush()
+    (fact,) = await renamed.facts.alist(state="all")
+    assert (fact.content, fact.session_id) == ("Lives in Bern", "renamed")
+    (session,) = await store.sessions()
+    assert (session.session_id, session.messages) == ("renamed", 4)
+    await store.aclose()
+
+
+async def test_old_facts_of_all_agents_are_deleted() -> None:
+    forget_old_facts = function_of("store-less.md", "forget_old_facts")
+    store = MemoryStore()
+    for agent_id in (None, "travel"):
+        memory = CondensedMemory.from_defaults(
+            user_id="ann", agent_id=agent_id, chat_store=store, extract_facts=False
+        )
+        for days in (400, 300):
+            known = utc_now() - timedelta(days=days)
+            await memory.facts.aadd(f"Knows {days}", created_at=known)
+    assert await store.count_facts() == {"ann": 4}
+    await forget_old_facts(store, "ann", 365)
+    assert await store.count_facts() == {"ann": 2}
+    await store.aclose()
 
 
 async def test_a_file_moves_to_a_server_with_all_that_was_read_and_learned(
