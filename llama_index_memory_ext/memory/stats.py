@@ -27,7 +27,8 @@ class MemoryStats(BaseModel):
     ``messages``: all messages of the session.
     ``active``: messages of the current turn, which are not in the record yet.
     ``verbatim``: messages that the record shows, long ones clipped.
-    ``left``: messages that have left the record; they are still in the database.
+    ``left``: messages that had left the record at the last prompt; they are still in the
+    database.
     ``summarised``: messages of ``left`` that the running summary covers.
     ``record_tokens``: tokens of the record, without recalled messages.
     ``summary_tokens``: tokens of the summary in the record.
