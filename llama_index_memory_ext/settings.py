@@ -159,6 +159,26 @@ def check_id(name: str, value: object) -> None:
         )
 
 
+def check_text(name: str, value: object) -> None:
+    """Raise a SettingError for a value that is not a str."""
+    if not isinstance(value, str):
+        raise SettingError(
+            f"{name} must be a str; got {describe_value(value)}. Pass the text itself."
+        )
+
+
+def check_count(
+    name: str, value: object, raised: type[SettingError] = SettingError
+) -> None:
+    """Raise an error for a value that is not a whole number of at least 1."""
+    # True is an int, too.
+    if type(value) is not int or value < 1:
+        raise raised(
+            f"{name} must be a whole number of at least 1; got {describe_value(value, with_text=True)}. "
+            "Pass another number, or leave it out."
+        )
+
+
 def _is_plain(text: str) -> bool:
     """Return whether a text has no blanks around it and no half of a surrogate pair, which no database stores."""
     has_surrogate = any("\ud800" <= character <= "\udfff" for character in text)

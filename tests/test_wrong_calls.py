@@ -295,6 +295,54 @@ CALLS: list[tuple[Callable[[Any], Any], str, str, str]] = [
         "got 3",
         "TfidfVectorizer()",
     ),
+    (
+        lambda memory: memory.asearch(7),
+        "question must be a str",
+        "got 7",
+        "Pass the text itself",
+    ),
+    (
+        lambda memory: memory.asearch(None),
+        "question must be a str",
+        "got None",
+        "Pass the text itself",
+    ),
+    (
+        lambda memory: memory.facts.asearch(["tea"]),
+        "question must be a str",
+        "got a list",
+        "Pass the text itself",
+    ),
+    (
+        lambda memory: memory.facts.afind(2.5),
+        "content must be a str",
+        "got 2.5",
+        "Pass the text itself",
+    ),
+    (
+        lambda memory: memory.facts.aimport(b"{}"),
+        "lines must be a str",
+        "got a bytes",
+        "Pass the text itself",
+    ),
+    (
+        lambda memory: memory.asearch("tea", similarity_top_k="10"),
+        "similarity_top_k must be a whole number of at least 1",
+        "got '10'",
+        "Pass another number, or leave it out",
+    ),
+    (
+        lambda memory: memory.facts.asearch("tea", similarity_top_k=1.5),
+        "similarity_top_k must be a whole number of at least 1",
+        "got 1.5",
+        "Pass another number, or leave it out",
+    ),
+    (
+        lambda memory: MemoryRetriever(memory, token_limit=True),
+        "token_limit must be a whole number of at least 1",
+        "got True",
+        "Pass another number, or leave it out",
+    ),
 ]
 
 

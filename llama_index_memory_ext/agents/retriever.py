@@ -19,7 +19,7 @@ from llama_index_memory_ext.facts.lines import days_of
 from llama_index_memory_ext.facts.ranking import Weights
 from llama_index_memory_ext.memory.search import check_memory, check_search
 from llama_index_memory_ext.record.recall import LONGEST_MESSAGE_TOKENS, FoundMessage
-from llama_index_memory_ext.settings import build_checked, unpacked
+from llama_index_memory_ext.settings import build_checked, check_count, unpacked
 from llama_index_memory_ext.text.entries import escape_tags
 from llama_index_memory_ext.text.tokens import take_fitting
 
@@ -110,9 +110,9 @@ class MemoryRetriever(BaseRetriever):
 
     Raises:
         TypeError: ``memory`` is not a ``CondensedMemory``.
-        ValueError: Neither facts nor messages are searched, or ``similarity_top_k`` is
-            less than 1.
-        LimitError: ``token_limit`` is less than 1.
+        ValueError: Neither facts nor messages are searched.
+        SettingError: ``similarity_top_k`` is not a whole number of at least 1.
+        LimitError: ``token_limit`` is not a whole number of at least 1.
         FactError: The filter is not valid.
 
     Examples:
@@ -139,10 +139,8 @@ class MemoryRetriever(BaseRetriever):
         super().__init__(callback_manager=callback_manager)
         check_memory(memory, type(self).__name__)
         check_search(similarity_top_k, facts=facts, messages=messages)
-        if token_limit is not None and token_limit < 1:
-            raise LimitError(
-                f"token_limit must be at least 1, or None for no limit; got {token_limit}."
-            )
+        if token_limit is not None:
+            check_count("token_limit", token_limit, LimitError)
         self.memory = memory
         self.similarity_top_k = similarity_top_k
         self.token_limit = token_limit

@@ -25,7 +25,12 @@ from llama_index_memory_ext.fact import (
 from llama_index_memory_ext.facts.filters import FactFilter, moment_for
 from llama_index_memory_ext.facts.history import history_of
 from llama_index_memory_ext.facts.ranking import RankedFact, rank
-from llama_index_memory_ext.settings import build_checked, unpacked
+from llama_index_memory_ext.settings import (
+    build_checked,
+    check_count,
+    check_text,
+    unpacked,
+)
 from llama_index_memory_ext.store.tables import display_name
 from llama_index_memory_ext.text.messages import in_zone, now_in
 from llama_index_memory_ext.words import visible
@@ -129,10 +134,12 @@ class FactBook:
             wanted: Each of the following, by name.
 
         Raises:
-            ValueError: ``similarity_top_k`` is less than 1.
+            SettingError: ``question`` is not a str, or ``similarity_top_k`` not a whole
+                number of at least 1.
             FactError: As for ``alist``.
         """
-        check_top_k(similarity_top_k)
+        check_text("question", question)
+        check_count("similarity_top_k", similarity_top_k)
         selection = await self._filter(wanted)
         now = self._now()
         entries: Sequence[RankedFact] = ()
@@ -276,7 +283,11 @@ class FactBook:
         """Return the present, past or pending fact with the same content; None if there is none.
 
         Case, punctuation and spaces make no difference.
+
+        Raises:
+            SettingError: ``content`` is not a str.
         """
+        check_text("content", content)
         now = utc_now()
         key = duplicate_key(content)
         for fact in await self._all():
@@ -331,7 +342,9 @@ class FactBook:
 
         Raises:
             FactError: A line is not a fact, or has another agent's fact. Nothing is stored.
+            SettingError: ``lines`` is not a str.
         """
+        check_text("lines", lines)
         # Reading a long export takes long enough to block the event loop.
         facts = await asyncio.to_thread(_parse, lines, self._view)
         await self._writer.import_facts(self.namespace, facts, self._view)
@@ -478,14 +491,6 @@ def _check_pending(
                 f"Expected ids of pending facts; {fact_id!r} is {state}. "
                 f"Pending: {', '.join(pending[:10]) or 'none'}."
             )
-
-
-def check_top_k(similarity_top_k: int) -> None:
-    """Raise a ValueError if ``similarity_top_k`` is less than 1."""
-    if similarity_top_k < 1:
-        raise ValueError(
-            f"similarity_top_k must be at least 1; got {similarity_top_k}. It is the most results of a kind."
-        )
 
 
 def _parse(lines: str, view: AgentView) -> list[Fact]:

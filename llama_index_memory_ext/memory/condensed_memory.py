@@ -394,8 +394,9 @@ class CondensedMemory(MemoryFields):
             similarity_top_k: Maximum number of facts, and of messages.
 
         Raises:
-            ValueError: Neither facts nor messages are searched, or
-                ``similarity_top_k`` is less than 1.
+            ValueError: Neither facts nor messages are searched.
+            SettingError: ``question`` is not a str, or ``similarity_top_k`` not a whole
+                number of at least 1.
         """
         await self.acheck_session()
         check_search(similarity_top_k, facts=facts, messages=messages)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from llama_index_memory_ext.facts.book import check_top_k
 from llama_index_memory_ext.facts.lines import days_of
 from llama_index_memory_ext.facts.ranking import IN_PROFILE, RankedFact
+from llama_index_memory_ext.settings import check_count, check_text
 
 if TYPE_CHECKING:
     from llama_index_memory_ext.blocks.record import CondensedMemoryBlock
@@ -59,6 +59,7 @@ async def search_session(
     record: CondensedMemoryBlock | None,
 ) -> MemorySearchResult:
     """Return the facts and the messages that match a question, best first."""
+    check_text("question", question)
     results = MemorySearchResult()
     if not question.strip():
         return results
@@ -74,12 +75,12 @@ async def search_session(
 
 
 def check_search(similarity_top_k: int, *, facts: bool, messages: bool) -> None:
-    """Raise a ValueError if nothing is searched, or ``similarity_top_k`` is less than 1."""
+    """Raise a ValueError if nothing is searched, or ``similarity_top_k`` is not a whole number of at least 1."""
     if not (facts or messages):
         raise ValueError(
             "facts=False and messages=False leave nothing to look for; set one of them to True."
         )
-    check_top_k(similarity_top_k)
+    check_count("similarity_top_k", similarity_top_k)
 
 
 def check_memory(memory: object, caller: str) -> None:

@@ -601,9 +601,9 @@ class MemoryStore(SQLAlchemyChatStore):
 
 def _statuses_of(status: MessageStatus | None) -> Sequence[str]:
     """Return a status as a list of statuses; all of them for None."""
-    return ALL_STATUSES if status is None else [status.value]
+    return ALL_STATUSES if status is None else [MessageStatus(status).value]
 
 
 def _plan_of(status: MessageStatus) -> Plan | None:
     """Return which messages a write moves into the log: all, or none for new active messages."""
-    return len if status == MessageStatus.ARCHIVED else None
+    return len if MessageStatus(status) is MessageStatus.ARCHIVED else None

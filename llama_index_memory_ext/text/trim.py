@@ -6,7 +6,7 @@ import logging
 import sys
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llama_index.core.base.llms.types import (
     CachePoint,
@@ -18,6 +18,7 @@ from llama_index.core.base.llms.types import (
 )
 
 from llama_index_memory_ext.errors import LimitError
+from llama_index_memory_ext.settings import check_count
 from llama_index_memory_ext.text.entries import INSTRUCTION_ROLES, message_tokens
 from llama_index_memory_ext.text.limits import limits_of_messages, share_out
 from llama_index_memory_ext.text.messages import (
@@ -90,8 +91,10 @@ def trim(
             "trim got neither token_limit nor max_messages, so it leaves out unanswered calls alone. Pass one of them, "
             "such as token_limit=4_000."
         )
-    _check_limit("token_limit", token_limit)
-    _check_limit("max_messages", max_messages)
+    if token_limit is not None:
+        check_count("token_limit", token_limit, LimitError)
+    if max_messages is not None:
+        check_count("max_messages", max_messages, LimitError)
     limits = replace(
         limits_of_messages(max_messages, None, 1.0, include_system=include_system),
         tokens=token_limit or sys.maxsize,
@@ -168,13 +171,6 @@ def _newest(
             tokens -= _count_tokens(part, counter)
             count -= len(part)
     return list(chain.from_iterable(reversed(newest_first)))
-
-
-def _check_limit(name: str, limit: Any) -> None:
-    if limit is not None and (not isinstance(limit, int) or limit < 1):
-        raise LimitError(
-            f"{name} must be a whole number of at least 1, or None for no limit; got {limit!r}."
-        )
 
 
 def _count_tokens(messages: Sequence[ChatMessage], counter: TokenCounter) -> int:

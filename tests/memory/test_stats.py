@@ -234,7 +234,8 @@ async def test_each_kind_can_be_left_out_and_cut(open_memory: OpenMemory) -> Non
     assert await memory.facts.asearch("Berlin", similarity_top_k=2) == list(both.facts)
     for search in (memory.asearch, memory.facts.asearch):
         with pytest.raises(
-            ValueError, match=r"similarity_top_k must be at least 1; got 0"
+            ValueError,
+            match="similarity_top_k must be a whole number of at least 1; got 0",
         ):
             await search("Berlin", similarity_top_k=0)
     with pytest.raises(

@@ -287,8 +287,9 @@ def test_what_is_no_list_of_messages_is_refused(messages: Any) -> None:
         ({"token_limit": 0}, "token_limit must be a whole number of at least 1"),
         (
             {"token_limit": "10"},
-            "token_limit must be a whole number of at least 1, or None for no limit; got '10'",
+            "token_limit must be a whole number of at least 1; got '10'",
         ),
+        ({"token_limit": True}, "token_limit must be a whole number"),
         ({"max_messages": 2.5}, "max_messages must be a whole number"),
         (
             {"max_messages": 1, "include_system": True},
