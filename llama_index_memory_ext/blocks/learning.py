@@ -22,6 +22,7 @@ from llama_index_memory_ext.fact import CATEGORIES, DEFAULT_MIN_CONFIDENCE
 from llama_index_memory_ext.learning.categories import check_categories
 from llama_index_memory_ext.models.ask import Usage
 from llama_index_memory_ext.settings import Switch, check_id
+from llama_index_memory_ext.store.rows import ReadPosition
 from llama_index_memory_ext.store.tables import LAST_ID, namespace_of_session
 
 if TYPE_CHECKING:
@@ -180,6 +181,27 @@ class LearningBlock(LogBlock):
         if own is None:
             return f"{self.name} of {namespace}"
         return f"{self.name} by {own!r} of {namespace}"
+
+    async def askip(self, session_id: str, count: int) -> None:
+        """Count the oldest unread messages of a session as read: no facts are extracted from them.
+
+        Args:
+            session_id: The session.
+            count: The number of messages; all if there are fewer.
+        """
+        readers = self._store.readers
+        reader = self.reader_of(session_id)
+        page = await readers.page(session_id, reader, ReadPosition(), limit=1)
+        rows = await readers.find(session_id)
+        skipped = [row for row in rows if row.id > page.position][:count]
+        if skipped:
+            await readers.move(
+                session_id,
+                reader,
+                epoch=page.epoch,
+                old=page.position,
+                new=skipped[-1].id,
+            )
 
     def job_key(self, session_id: str) -> JobKey:
         """Return the key of this block's job of a session."""

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from llama_index.core.llms import ChatMessage
 
-from llama_index_memory_ext import CondensedMemory, MemoryStore
+from llama_index_memory_ext import CondensedMemory, MemoryStore, OfflineModel
 from llama_index_memory_ext.facts.book import FactBook
 from tests.cli.terminal import Here
 from tests.conversation import assistant, user
@@ -93,6 +93,59 @@ def test_a_copy_has_all_sessions_and_facts_and_is_read_again(
         # The first is the version; the rows of a message are those of its database.
         assert [fact.pop("message_ids") for fact in facts[1:]]
     assert copy_of_copy["facts"] == copy["facts"]
+
+
+def test_messages_of_a_copy_are_not_read_for_facts_again(
+    command: Here, tmp_path: Path
+) -> None:
+    """Otherwise, deleted and retired facts come back, and edited facts are replaced. Unread messages are read."""
+    old = tmp_path / "old.db"
+    new = tmp_path / "new.db"
+    asyncio.run(change_facts(old))
+    file = tmp_path / "ann.json"
+    command.on(old)("export --user ann -o", str(file))
+    assert json.loads(file.read_text())["unread"] == {ALONE: 2}
+    command.on(new)("import", str(file))
+    learned = asyncio.run(learn_from(new))
+    assert sorted(learned) == ["Likes milk", "Lives in Bern"]
+    # An older copy does not say which messages were read.
+    copy = json.loads(file.read_text())
+    del copy["unread"]
+    file.write_text(json.dumps(copy))
+    older = tmp_path / "older.db"
+    command.on(older)("import", str(file))
+    assert "Likes tea" in asyncio.run(learn_from(older))
+
+
+async def change_facts(database: Path) -> None:
+    """Ann corrects, deletes and retires a fact each, and then says something that was not read yet."""
+    async with memory_of_ann(database) as memory:
+        for text in ("I live in Rome.", "I like tea.", "I like coffee."):
+            await memory.aput_messages([user(text), assistant("Noted.")])
+        await memory.abackfill()
+        facts = {fact.content: fact.id for fact in await memory.facts.alist()}
+        await memory.facts.aforget(facts["Likes tea"])
+        await memory.facts.aretire(facts["Likes coffee"], "Asked for it.")
+        await memory.facts.aupdate(facts["Lives in Rome"], content="Lives in Bern")
+    async with memory_of_ann(database, extract_facts=False) as memory:
+        await memory.aput_messages([user("I like milk."), assistant("Noted.")])
+
+
+async def learn_from(database: Path) -> list[str]:
+    """Return the present facts of Ann after all her messages were read."""
+    async with memory_of_ann(database) as memory:
+        await memory.abackfill()
+        return [fact.content for fact in await memory.facts.alist()]
+
+
+def memory_of_ann(database: Path, **options: Any) -> CondensedMemory:
+    return CondensedMemory.from_defaults(
+        ALONE,
+        user_id="ann",
+        async_database_uri=f"sqlite+aiosqlite:///{database}",
+        llm=OfflineModel(),
+        **options,
+    )
 
 
 def test_a_copy_of_an_unknown_user_is_refused(old: Here) -> None:

@@ -94,14 +94,18 @@ async def _messages_of(store: ext.MemoryStore, session: str) -> str:
 async def _copy_of(store: ext.MemoryStore, user: str) -> str:
     facts = await cli.book_of(cli.memory_on(store, None, user)).aexport()
     sessions = {}
+    unread = {}
     for info in await store.sessions(user):
-        messages = await _messages_of(store, info.session_id)
-        sessions[info.session_id] = json.loads(messages)
+        session = info.session_id
+        sessions[session] = json.loads(await _messages_of(store, session))
+        shared = len(info.user_ids) > 1
+        memory = _memory_of(store, session, user, shared=shared, extract_facts=True)
+        unread[session] = (await memory.astats()).pending
     entries = [json.loads(line) for line in facts.strip().split("\n")]
     # The first entry is the version.
     if not sessions and len(entries) == 1:
         raise TerminalError(f"Nothing is stored about {user!r}.")
-    copy = {"user": user, "sessions": sessions, "facts": entries}
+    copy = {"user": user, "sessions": sessions, "unread": unread, "facts": entries}
     return json.dumps(copy, ensure_ascii=False, indent=2)
 
 
@@ -150,11 +154,16 @@ def import_(
 
 
 class _Copy(NamedTuple):
-    """The data of a user: the messages of each session, and the lines of facts."""
+    """The data of a user: the messages of each session, and the lines of facts.
+
+    ``unread``: by session, the number of its newest messages that were not read for
+    facts. Without a number, no message was read.
+    """
 
     user: str
     sessions: dict[str, list[Any]]
     facts: list[Any]
+    unread: dict[str, int] | None = None
 
 
 def _read_copy(content: bytes) -> _Copy:
@@ -173,6 +182,7 @@ def _read_copy(content: bytes) -> _Copy:
 async def _import_copy(store: ext.MemoryStore, copy: _Copy) -> Output:
     """Store a copy. Sessions that have messages here stay as they are."""
     stored = await store.sessions(session_ids=list(copy.sessions))
+    unread = copy.unread or {}
     present = {info.session_id for info in stored}
     counts = {"messages": 0, "sessions": 0}
     skipped = []
@@ -180,7 +190,11 @@ async def _import_copy(store: ext.MemoryStore, copy: _Copy) -> Output:
         if session in present:
             skipped.append(session)
             continue
-        counts["messages"] += await _import_session(store, session, copy.user, messages)
+        count = await _import_session(store, session, copy.user, messages)
+        # Otherwise, facts that were deleted or edited would be learned again.
+        block = _memory_of(store, session, copy.user).facts_block
+        await block.askip(session, count - unread.get(session, count))
+        counts["messages"] += count
         counts["sessions"] += 1
     book = cli.book_of(cli.memory_on(store, None, copy.user))
     counts["facts"] = await book.aimport("\n".join(map(json.dumps, copy.facts)))
@@ -203,13 +217,25 @@ async def _import_session(
     if user is None:
         # Otherwise, all words would belong to the next user.
         user = min(filter(None, speakers), default=None)
+    memory = _memory_of(store, session, user, shared=not speakers <= {None, user})
+    return await memory.aimport(source, show_progress=sys.stderr.isatty())
+
+
+def _memory_of(
+    store: ext.MemoryStore,
+    session: str,
+    user: str | None,
+    *,
+    shared: bool = False,
+    extract_facts: bool = False,
+) -> ext.CondensedMemory:
     memory = ext.CondensedMemory.from_defaults(
         cli.NO_SESSION,
         user_id=user,
-        shared=not speakers <= {None, user},
+        shared=shared,
         chat_store=store,
-        extract_facts=False,
+        extract_facts=extract_facts,
     )
     # LlamaIndex may have stored an id that ``from_defaults`` does not accept.
     memory.session_id = session
-    return await memory.aimport(source, show_progress=sys.stderr.isatty())
+    return memory
