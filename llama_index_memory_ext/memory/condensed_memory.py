@@ -235,22 +235,23 @@ class CondensedMemory(MemoryFields):
             store = MemoryStore()
             settings = {**settings, "extract_facts": False}
         counter = TokenCounter() if tokenizer_fn is None else as_counter(tokenizer_fn)
-        of_memory = settings_of(MemoryFields, settings)
-        of_blocks = {"llm": llm, "embed_model": embed_model, **settings}
-        for name in of_memory:
-            del of_blocks[name]
+        user_id = settings.get("user_id")
+        of_blocks = {
+            **settings,
+            "llm": llm,
+            "embed_model": embed_model,
+            "user_id": session_id if user_id is None else user_id,
+        }
         record_block = CondensedMemoryBlock(
             token_limit=limits.record,
             store=store,
             tokenizer_fn=counter,
             **settings_of(CondensedMemoryBlock, of_blocks),
         )
-        user_id = settings.get("user_id")
         facts_block = RelevantFactsBlock(
             token_limit=limits.facts,
             store=facts_store,
             tokenizer_fn=counter,
-            user_id=session_id if user_id is None else user_id,
             **settings_of(RelevantFactsBlock, of_blocks),
         ).belong_to(SessionAccess(user_id).user_in(session_id))
         memory = cls(
@@ -267,7 +268,7 @@ class CondensedMemory(MemoryFields):
             image_token_size_estimate=image_token_size_estimate,
             audio_token_size_estimate=audio_token_size_estimate,
             video_token_size_estimate=video_token_size_estimate,
-            **of_memory,
+            **settings_of(MemoryFields, settings),
         )
         warn_without_summary_model(record_block)
         memory._owns_store = chat_store is None or temporary
@@ -354,7 +355,7 @@ class CondensedMemory(MemoryFields):
 
     async def acheck_session(self) -> None:
         """Raise a SessionOwnerError if the session has words of another user, and is not shared by both."""
-        self._mark_used()
+        self._is_used = True
         await self.sql_store.owners.check(self.session_id, access_of(self))
 
     async def astats(self) -> MemoryStats:
@@ -592,7 +593,7 @@ class CondensedMemory(MemoryFields):
     async def __aexit__(self, error: object, *_: object) -> None:
         # A program that fails may end before its first run.
         if error is not None:
-            self._mark_used()
+            self._is_used = True
         await self.aclose()
 
     def __enter__(self) -> Self:

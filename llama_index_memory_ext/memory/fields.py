@@ -150,19 +150,18 @@ class MemoryFields(Memory):
     @property
     def condensed_block(self) -> CondensedMemoryBlock:
         """The block that shows the record."""
-        self._mark_used()
         block: CondensedMemoryBlock = self._block_of("CondensedMemoryBlock")
         return block
 
     @property
     def facts_block(self) -> RelevantFactsBlock:
         """The block that keeps and shows facts about the user."""
-        self._mark_used()
         block: RelevantFactsBlock = self._block_of("RelevantFactsBlock")
         return block
 
     def _block_of(self, class_name: str) -> Any:
         """Return the block of this class, by the name under which LlamaIndex serialises it."""
+        self._is_used = True
         blocks = self._log_blocks
         return next(block for block in blocks if block.class_name() == class_name)
 
@@ -170,16 +169,13 @@ class MemoryFields(Memory):
     def _log_blocks(self) -> list[LogBlock]:
         return [block for block in self.memory_blocks if isinstance(block, LogBlock)]
 
-    def _mark_used(self) -> None:
-        self._is_used = True
-
     def _calls(self) -> asyncio.Lock:
         """Return the lock that lets one call at a time read or write the session, per event loop.
 
         The lock is not shared across loops: a synchronous call inside a running loop
         would wait for the loop that it blocks.
         """
-        self._mark_used()
+        self._is_used = True
         # A copy from a pickle may have lost the function.
         failure_handler.set(vars(self).get("on_error"))
         return lock_for("calls", self.session_id, *self.sql_store.database.identity)

@@ -40,7 +40,7 @@ async def import_json(
 async def export_json(memory: MemoryFields) -> str:
     """Return all messages of the session as a JSON list."""
     store = memory.sql_store
-    memory._mark_used()
+    memory._is_used = True
     await store.owners.check(memory.session_id, access_of(memory))
     rows = await store.readers.find(memory.session_id)
     # Writing a long history takes seconds and must not block the event loop.
