@@ -13,10 +13,8 @@ from llama_index_memory_ext.background.locks import lock_for
 from llama_index_memory_ext.errors import StoreError, blame_of
 
 if TYPE_CHECKING:
-    from llama_index_memory_ext.blocks.facts import RelevantFactsBlock
     from llama_index_memory_ext.learning.extractor import Extracted, Extractor
     from llama_index_memory_ext.memory.fields import MemoryFields
-    from llama_index_memory_ext.store import MemoryStore
 
 
 # A model without a key or a network fails with every session, so a backfill of a
@@ -65,9 +63,8 @@ async def backfill(
     """
     store = memory.sql_store
     block = memory.facts_block
-    session_id = memory.session_id
-    namespace = block.namespace_of(session_id)
-    remaining = await _sessions_to_read(store, block, session_id, session_ids)
+    namespace = block.namespace_of(memory.session_id)
+    remaining = await _sessions_to_read(memory, session_ids)
     # Two backfills at the same time would ask for everything twice, and store only one
     # of the results.
     async with lock_for("backfill", *store.database.identity, namespace):
@@ -111,10 +108,7 @@ async def backfill(
 
 
 async def _sessions_to_read(
-    store: MemoryStore,
-    block: RelevantFactsBlock,
-    session_id: str,
-    session_ids: Sequence[str] | None,
+    memory: MemoryFields, session_ids: Sequence[str] | None
 ) -> list[str]:
     """Return the sessions to read, each once: the named ones in their order, or the user's, oldest first.
 
@@ -122,14 +116,15 @@ async def _sessions_to_read(
         StoreError: A named session does not exist, or no list of ids was passed.
     """
     if session_ids is None:
-        return await _sessions_of_user(store, block, session_id)
+        return await _sessions_of_user(memory)
     if isinstance(session_ids, str) or not isinstance(session_ids, Iterable):
         raise StoreError(
             f"Expected session_ids to be a list of session ids; got {type(session_ids).__name__}."
         )
+    readers = memory.sql_store.readers
     named = list(dict.fromkeys(session_ids))
     for name in named:
-        if not isinstance(name, str) or not await store.readers.has_session(name):
+        if not isinstance(name, str) or not await readers.has_session(name):
             raise StoreError(
                 f"There is no session {name!r} in this database, so nothing was read. "
                 "`await memory.sql_store.get_keys()` lists the sessions."
@@ -137,10 +132,11 @@ async def _sessions_to_read(
     return named
 
 
-async def _sessions_of_user(
-    store: MemoryStore, block: RelevantFactsBlock, session_id: str
-) -> list[str]:
-    """Return the sessions of the user of a session, oldest first; empty sessions come before others."""
+async def _sessions_of_user(memory: MemoryFields) -> list[str]:
+    """Return the sessions of the user of a memory, oldest first; empty sessions come before others."""
+    store = memory.sql_store
+    block = memory.facts_block
+    session_id = memory.session_id
     never = datetime.min.replace(tzinfo=timezone.utc)
     began = {session_id: never}
     for info in await store.sessions(
