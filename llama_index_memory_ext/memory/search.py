@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.facts.lines import days_of
@@ -60,18 +60,15 @@ async def search_session(
 ) -> MemorySearchResult:
     """Return the facts and the messages that match a question, best first."""
     check_text("question", question)
-    results = MemorySearchResult()
-    if not question.strip():
-        return results
+    ranked: list[RankedFact] = []
+    similar: list[FoundMessage] = []
     if facts:
         ranked = await facts.asearch(question, similarity_top_k=similarity_top_k)
-        results = replace(results, facts=tuple(ranked))
-    if record:
+    if record and question.strip():
         similar = await record.asearch(
             question, session_id=session_id, most=similarity_top_k
         )
-        results = replace(results, messages=tuple(similar))
-    return results
+    return MemorySearchResult(tuple(ranked), tuple(similar))
 
 
 def check_search(similarity_top_k: int, *, facts: bool, messages: bool) -> None:
