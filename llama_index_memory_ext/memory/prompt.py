@@ -316,10 +316,16 @@ def assemble(memory: MemoryFields, prompt: Prompt) -> list[ChatMessage]:
     turn = prompt.turn
     fitted = prompt.fitted
     turn_messages = [template.without_our_tags(message) for message in turn.messages]
+    question = template.last_question(turn_messages)
     if turn.question_follows:
-        messages = [*template.before_question(fitted.joined), *fitted.messages]
+        messages = list(fitted.messages)
+        if fitted.joined:
+            content = ChatMessage(role=MessageRole.USER, blocks=fitted.joined)
+            messages = [content, template.ACKNOWLEDGED, *messages]
     else:
-        template.add_media(prompt.media, turn_messages)
+        if question:
+            # A system message with the memory would take no media.
+            question.blocks = [*prompt.media, *question.blocks]
         messages = memory._insert_memory_content(
             turn_messages, fitted.joined, fitted.messages
         )

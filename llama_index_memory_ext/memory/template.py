@@ -148,10 +148,8 @@ def max_tokens(contents: Mapping[str, object], counter: TokenCounter) -> int:
 
 def last_question(messages: Sequence[ChatMessage]) -> ChatMessage | None:
     """Return the newest message of the user; None if there is none."""
-    for message in reversed(messages):
-        if message.role == MessageRole.USER:
-            return message
-    return None
+    newest_first = reversed(messages)
+    return next((m for m in newest_first if m.role == MessageRole.USER), None)
 
 
 def holds_question(messages: Sequence[ChatMessage], question: ChatMessage) -> bool:
@@ -166,25 +164,11 @@ def holds_question(messages: Sequence[ChatMessage], question: ChatMessage) -> bo
     )
 
 
-def add_media(media: list[ContentBlock], messages: list[ChatMessage]) -> None:
-    """Add media in front of the question: a system message with the memory would take none."""
-    question = last_question(messages)
-    if media and question is not None:
-        question.blocks = [*media, *question.blocks]
-
-
 # Follows the memory in a user's message, so that user and assistant take turns. Some
 # models refuse a second system message.
 ACKNOWLEDGED = ChatMessage(
     role=MessageRole.ASSISTANT, content="I have read the conversation so far."
 )
-
-
-def before_question(content: list[ContentBlock]) -> list[ChatMessage]:
-    """Return the messages with the content for a question that the caller sends behind them; [] for no content."""
-    if not content:
-        return []
-    return [ChatMessage(role=MessageRole.USER, blocks=content), ACKNOWLEDGED]
 
 
 def without_blank_texts(message: ChatMessage) -> ChatMessage:
