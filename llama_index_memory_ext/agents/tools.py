@@ -231,10 +231,9 @@ class MemoryToolSpec(BaseToolSpec):
         self._how_to_forget_everything = (
             _HOW_TO_CONFIRM if in_session else _HOW_TO_NAME_EACH
         )
-        if read_only:
-            names = [SEARCH_TOOL]
-        else:
-            names = [SEARCH_TOOL, "remember", "forget"]
+        names = [SEARCH_TOOL]
+        if not read_only:
+            names += ["remember", "forget"]
         self.spec_functions = [(name, f"a{name}") for name in names]
 
     async def asearch_memory(self, query: str) -> str:
