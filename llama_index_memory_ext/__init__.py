@@ -5,79 +5,60 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from llama_index_memory_ext.errors import EncryptionError as EncryptionError
-from llama_index_memory_ext.errors import FactError as FactError
-from llama_index_memory_ext.errors import FactReplyError as FactReplyError
-from llama_index_memory_ext.errors import LayoutError as LayoutError
-from llama_index_memory_ext.errors import LimitError as LimitError
-from llama_index_memory_ext.errors import MemoryExtError as MemoryExtError
-from llama_index_memory_ext.errors import MessageError as MessageError
-from llama_index_memory_ext.errors import SessionOwnerError as SessionOwnerError
-from llama_index_memory_ext.errors import SettingError as SettingError
-from llama_index_memory_ext.errors import StoreError as StoreError
-from llama_index_memory_ext.errors import StoreTimeoutError as StoreTimeoutError
-from llama_index_memory_ext.errors import TurnError as TurnError
+from llama_index_memory_ext.errors import (
+    EncryptionError,
+    FactError,
+    FactReplyError,
+    LayoutError,
+    LimitError,
+    MemoryExtError,
+    MessageError,
+    SessionOwnerError,
+    SettingError,
+    StoreError,
+    StoreTimeoutError,
+    TurnError,
+)
 
 if TYPE_CHECKING:
-    from llama_index_memory_ext.agents.contexts import (
-        restore_context as restore_context,
-    )
-    from llama_index_memory_ext.agents.retriever import (
-        MemoryRetriever as MemoryRetriever,
-    )
-    from llama_index_memory_ext.agents.tools import MemoryToolSpec as MemoryToolSpec
-    from llama_index_memory_ext.blocks.facts import FactsOptions as FactsOptions
-    from llama_index_memory_ext.blocks.facts import (
-        RelevantFactsBlock as RelevantFactsBlock,
-    )
+    from llama_index_memory_ext.agents.contexts import restore_context
+    from llama_index_memory_ext.agents.retriever import MemoryRetriever
+    from llama_index_memory_ext.agents.tools import MemoryToolSpec
+    from llama_index_memory_ext.blocks.facts import FactsOptions, RelevantFactsBlock
     from llama_index_memory_ext.blocks.record import (
-        CondensedMemoryBlock as CondensedMemoryBlock,
+        CondensedMemoryBlock,
+        CondensedOptions,
     )
-    from llama_index_memory_ext.blocks.record import (
-        CondensedOptions as CondensedOptions,
-    )
-    from llama_index_memory_ext.checks.secrets import redact_secrets as redact_secrets
-    from llama_index_memory_ext.fact import Fact as Fact
-    from llama_index_memory_ext.facts.book import FactBook as FactBook
-    from llama_index_memory_ext.facts.explanation import format_facts as format_facts
-    from llama_index_memory_ext.formats import messages_from_json as messages_from_json
-    from llama_index_memory_ext.formats import messages_to_json as messages_to_json
-    from llama_index_memory_ext.memory.backfill import Backfilled as Backfilled
+    from llama_index_memory_ext.checks.secrets import redact_secrets
+    from llama_index_memory_ext.fact import Fact
+    from llama_index_memory_ext.facts.book import FactBook
+    from llama_index_memory_ext.facts.explanation import format_facts
+    from llama_index_memory_ext.formats import messages_from_json, messages_to_json
+    from llama_index_memory_ext.memory.backfill import Backfilled
     from llama_index_memory_ext.memory.condensed_memory import (
-        CondensedMemory as CondensedMemory,
+        CondensedMemory,
+        MemoryOptions,
     )
-    from llama_index_memory_ext.memory.condensed_memory import (
-        MemoryOptions as MemoryOptions,
-    )
-    from llama_index_memory_ext.memory.preview import PromptPreview as PromptPreview
-    from llama_index_memory_ext.memory.preview import preview_prompt as preview_prompt
-    from llama_index_memory_ext.memory.template import (
-        MemoryBlocksTemplate as MemoryBlocksTemplate,
-    )
-    from llama_index_memory_ext.models.caching_openai import AnyOpenAI as AnyOpenAI
+    from llama_index_memory_ext.memory.preview import PromptPreview, preview_prompt
+    from llama_index_memory_ext.memory.template import MemoryBlocksTemplate
     from llama_index_memory_ext.models.caching_openai import (
-        CachingOpenAI as CachingOpenAI,
+        AnyOpenAI,
+        CachingOpenAI,
+        CachingOpenAIResponses,
     )
-    from llama_index_memory_ext.models.caching_openai import (
-        CachingOpenAIResponses as CachingOpenAIResponses,
-    )
-    from llama_index_memory_ext.models.offline import OfflineModel as OfflineModel
-    from llama_index_memory_ext.search.tfidf import FactRanker as FactRanker
-    from llama_index_memory_ext.search.tfidf import TfidfRanker as TfidfRanker
-    from llama_index_memory_ext.store import MemoryStore as MemoryStore
-    from llama_index_memory_ext.store import SessionInfo as SessionInfo
-    from llama_index_memory_ext.store.tables import display_name as display_name
-    from llama_index_memory_ext.text.entries import body_of as body_of
-    from llama_index_memory_ext.text.tokens import TokenCounter as TokenCounter
-    from llama_index_memory_ext.text.trim import trim as trim
-    from llama_index_memory_ext.text.turns import (
-        extract_conversation_context as extract_conversation_context,
-    )
+    from llama_index_memory_ext.models.offline import OfflineModel
+    from llama_index_memory_ext.search.tfidf import FactRanker, TfidfRanker
+    from llama_index_memory_ext.store import MemoryStore, SessionInfo
+    from llama_index_memory_ext.store.tables import display_name
+    from llama_index_memory_ext.text.entries import body_of
+    from llama_index_memory_ext.text.tokens import TokenCounter
+    from llama_index_memory_ext.text.trim import trim
+    from llama_index_memory_ext.text.turns import extract_conversation_context
 
     __version__: str
 
-# Each name is imported at its first use: LlamaIndex takes a second or two to start, and
-# some commands do not need it.
+# The errors are light. Each other name is imported at its first use: LlamaIndex takes a
+# second or two to start, and some commands do not need it.
 _NAMES = {
     "agents.contexts": ["restore_context"],
     "agents.retriever": ["MemoryRetriever"],
@@ -105,9 +86,52 @@ _NAMES = {
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 
-# The errors are light, and imported already.
-_PUBLIC = sorted([*_MODULE_OF, *(name for name in globals() if name.endswith("Error"))])
-__all__ = list(_PUBLIC)
+__all__ = [
+    "AnyOpenAI",
+    "Backfilled",
+    "CachingOpenAI",
+    "CachingOpenAIResponses",
+    "CondensedMemory",
+    "CondensedMemoryBlock",
+    "CondensedOptions",
+    "EncryptionError",
+    "Fact",
+    "FactBook",
+    "FactError",
+    "FactRanker",
+    "FactReplyError",
+    "FactsOptions",
+    "LayoutError",
+    "LimitError",
+    "MemoryBlocksTemplate",
+    "MemoryExtError",
+    "MemoryOptions",
+    "MemoryRetriever",
+    "MemoryStore",
+    "MemoryToolSpec",
+    "MessageError",
+    "OfflineModel",
+    "PromptPreview",
+    "RelevantFactsBlock",
+    "SessionInfo",
+    "SessionOwnerError",
+    "SettingError",
+    "StoreError",
+    "StoreTimeoutError",
+    "TfidfRanker",
+    "TokenCounter",
+    "TurnError",
+    "body_of",
+    "display_name",
+    "extract_conversation_context",
+    "format_facts",
+    "messages_from_json",
+    "messages_to_json",
+    "preview_prompt",
+    "redact_secrets",
+    "restore_context",
+    "trim",
+]
 
 if not TYPE_CHECKING:  # With this function, a type checker would accept any name.
 
