@@ -262,8 +262,7 @@ class RelevantFactsBlock(LearningBlock):
             self._facts_key,
             self.min_similarity,
             showable.period,
-            surroundings._replace(profile=()),
-            tuple(fact.id for fact in surroundings.profile),
+            surroundings,
             question.text,
             *question.context,
         )

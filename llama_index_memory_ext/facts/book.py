@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from llama_index_memory_ext.store import MemoryStore
-    from llama_index_memory_ext.store.facts import Facts
 
 _LONGEST_TTL = timedelta(days=365_000)
 _SCHEMA = "llama_index_memory_ext.fact"
@@ -200,7 +199,7 @@ class FactBook:
                 # A time in UTC does not tell the user's day yet.
                 update[name] = in_zone(at, self._time_zone)
         stored = new.model_copy(update=update)
-        await self._writer.write(self.namespace, [stored], view=self._view)
+        await self._store.facts.write(self.namespace, [stored], view=self._view)
         return stored
 
     @unpacked(Fact, Fact, with_defaults=False)
@@ -318,7 +317,7 @@ class FactBook:
         all agents.
         """
         _check_ids(*fact_ids)
-        return await self._writer.delete(
+        return await self._store.facts.delete(
             self.namespace, list(fact_ids) or None, view=self._view
         )
 
@@ -347,13 +346,8 @@ class FactBook:
         check_text("lines", lines)
         # Reading a long export takes long enough to block the event loop.
         facts = await asyncio.to_thread(_parse, lines, self._view)
-        await self._writer.import_facts(self.namespace, facts, self._view)
+        await self._store.facts.import_facts(self.namespace, facts, self._view)
         return len(facts)
-
-    @property
-    def _writer(self) -> Facts:
-        """The facts of the store, to change them."""
-        return self._store.facts
 
     def _now(self) -> datetime:
         return now_in(self._time_zone)
@@ -398,7 +392,7 @@ class FactBook:
                     facts[fact.id] = fact
             return [fact for fact in facts.values() if fact is not stored[fact.id]]
 
-        facts = await self._writer.change(self.namespace, change, view=self._view)
+        facts = await self._store.facts.change(self.namespace, change, view=self._view)
         by_id = {fact.id: fact for fact in facts}
         return [by_id[fact_id] for fact_id in fact_ids]
 
@@ -437,7 +431,7 @@ class FactBook:
 
     async def _change(self, fact_id: str, changed: Callable[[Fact], Fact]) -> Fact:
         _check_ids(fact_id)
-        facts = await self._writer.change(
+        facts = await self._store.facts.change(
             self.namespace,
             lambda stored: [*map(changed, stored.values())],
             [fact_id],
