@@ -22,7 +22,7 @@ from llama_index.core.memory import BaseMemoryBlock
 from llama_index_memory_ext.background.jobs import Failure, JobKey, Jobs
 from llama_index_memory_ext.background.recent import Recent
 from llama_index_memory_ext.errors import NoModelError
-from llama_index_memory_ext.models.ask import llm_of_settings, without_history
+from llama_index_memory_ext.models.ask import Usage, llm_of_settings, without_history
 from llama_index_memory_ext.settings import TimeZone, build_checked, checked_zone
 from llama_index_memory_ext.store import MemoryStore
 from llama_index_memory_ext.text.messages import now_in
@@ -101,6 +101,7 @@ class LogBlock(BaseMemoryBlock[str]):
     _seen: dict[str, None] = PrivateAttr(default_factory=dict)
     # The last contents by their text, which LlamaIndex's Memory gives back to be cut.
     _contents: Recent[str, Section] = PrivateAttr(default_factory=Recent)
+    _usage: dict[str, Usage] = PrivateAttr(default_factory=dict)
 
     if not TYPE_CHECKING:  # With this method, a type checker would not know the fields.
 
@@ -110,21 +111,17 @@ class LogBlock(BaseMemoryBlock[str]):
     def model_post_init(self, context: Any, /) -> None:
         """Make a private store where none is given."""
         super().model_post_init(context)
-        if self.store is not None:
-            self._store = self.store
-        else:
-            self._store = MemoryStore()
+        self._store = self.store or MemoryStore()
 
     @property
     def zone(self) -> tzinfo | None:
         """The time zone of days, if there is one."""
-        zone = self.time_zone
         # An assignment is not validated.
-        return checked_zone(zone) if isinstance(zone, str) else zone
+        return checked_zone(self.time_zone)
 
-    def now(self, offset: tzinfo | None = None) -> datetime:
-        """Return the current time in the time zone, or else at this offset; None: in UTC."""
-        return now_in(self.zone or offset)
+    def now(self) -> datetime:
+        """Return the current time in the time zone, or else in UTC."""
+        return now_in(self.zone)
 
     def known_llm(self) -> LLM | None:
         """Return the model of this block, or else of ``Settings``; None if there is none."""
@@ -146,9 +143,8 @@ class LogBlock(BaseMemoryBlock[str]):
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         memo = dict(memo or {})
         for name in _MODELS:
-            if name in self.__dict__:
-                model = self.__dict__[name]
-                memo[id(model)] = model
+            model = self.__dict__.get(name)
+            memo[id(model)] = model
         return super().__deepcopy__(memo)
 
     def __getstate__(self) -> dict[Any, Any]:
@@ -250,6 +246,11 @@ class LogBlock(BaseMemoryBlock[str]):
     def readers_of(self, session_id: str) -> tuple[str, ...]:
         """Return the names of the readers that the store registers for a session."""
         return ()
+
+    @property
+    def usage(self) -> dict[str, Usage]:
+        """The calls of the model by this block and their tokens, by kind: "facts" or "summary"."""
+        return dict(self._usage)
 
     @property
     @abstractmethod

@@ -20,14 +20,11 @@ from llama_index_memory_ext.blocks import LogBlock
 from llama_index_memory_ext.events import ExtractionFailedEvent
 from llama_index_memory_ext.fact import CATEGORIES, DEFAULT_MIN_CONFIDENCE
 from llama_index_memory_ext.learning.categories import check_categories
-from llama_index_memory_ext.models.ask import Usage
 from llama_index_memory_ext.settings import Switch, check_id
 from llama_index_memory_ext.store.rows import ReadPosition
 from llama_index_memory_ext.store.tables import LAST_ID, namespace_of_session
 
 if TYPE_CHECKING:
-    from llama_index.core.base.llms.types import ChatMessage
-
     from llama_index_memory_ext.learning.extractor import Extractor
     from llama_index_memory_ext.store.rows import LogRow
 
@@ -115,7 +112,6 @@ class LearningBlock(LogBlock):
     _sessions: Recent[str, SessionState] = PrivateAttr(default_factory=Recent)
 
     _rejections: Counter[str] = PrivateAttr(default_factory=Counter)
-    _usage: dict[str, Usage] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="after")
     def _check_whose(self) -> Self:
@@ -160,11 +156,6 @@ class LearningBlock(LogBlock):
     def rejections(self) -> dict[str, int]:
         """The number of entries of replies that this block has not stored, by reason."""
         return dict(self._rejections)
-
-    @property
-    def usage(self) -> dict[str, Usage]:
-        """The calls of the model and their tokens, by kind: "facts"."""
-        return dict(self._usage)
 
     @property
     def jobs(self) -> Jobs:
@@ -291,20 +282,16 @@ class LearningBlock(LogBlock):
         self.jobs.start(key, work, self.retry_seconds)
 
     async def anotice(
-        self,
-        session_id: str,
-        *,
-        answer: ChatMessage | None = None,
-        asks: bool = False,
+        self, session_id: str, *, answered: bool = False, asks: bool = False
     ) -> None:
         """Extract facts if unread turns are due, or else after 300 quiet seconds.
 
-        The ``answer`` has just ended a turn. ``asks``: a question follows it.
+        ``answered``: an answer has just ended a turn. ``asks``: a question follows it.
         """
         if not self._extracts():
             return
         jobs = self._store.jobs
-        if answer is not None:
+        if answered:
             self._state_of(session_id).question = 0
             if not asks:
                 jobs.asked.discard(session_id)

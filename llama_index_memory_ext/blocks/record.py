@@ -28,7 +28,6 @@ from llama_index_memory_ext.events import (
     has_listeners,
     send,
 )
-from llama_index_memory_ext.models.ask import Usage
 from llama_index_memory_ext.models.local_embeddings import EmbedModel, embed_model_of
 from llama_index_memory_ext.record.media import newest_media
 from llama_index_memory_ext.record.reader import RecallWhen, RecordReader
@@ -213,7 +212,6 @@ class CondensedMemoryBlock(LogBlock):
         "calls stay, and a search finds the whole results. None: all stay.",
     )
     _configured: _ConfiguredSearch | None = PrivateAttr(default=None)
-    _usage: dict[str, Usage] = PrivateAttr(default_factory=dict)
 
     @field_validator("sticky_token_limit")
     @classmethod
@@ -394,11 +392,6 @@ class CondensedMemoryBlock(LogBlock):
                 scores=[message.similarity for message in messages],
             )
         )
-
-    @property
-    def usage(self) -> dict[str, Usage]:
-        """The calls of the model by this block and their tokens, as "summary"."""
-        return dict(self._usage)
 
     @property
     def recall_limit(self) -> int:

@@ -79,11 +79,10 @@ async def put(
             # keeps the counts for the plan.
             await tokens_of(memory, messages)
     count = await append(memory, messages, plan, strict=strict)
-    answers = [message for message in messages if is_answer(message)]
-    if answers:
+    if any(map(is_answer, messages)):
         await memory.facts_block.anotice(
             memory.session_id,
-            answer=answers[-1],
+            answered=True,
             asks=messages[-1].role == MessageRole.USER,
         )
     return count
