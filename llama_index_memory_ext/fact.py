@@ -48,11 +48,6 @@ _DISTINGUISHING = frozenset("#%&@/*")
 _MARK = re.compile(r"(?!(?<!\S)-\d)[^\w\s]|_")
 
 
-def new_id() -> str:
-    """Return an id that no other fact has."""
-    return uuid4().hex
-
-
 def utc_now() -> datetime:
     """Return the current time in UTC."""
     return datetime.now(timezone.utc)
@@ -83,9 +78,7 @@ FactState: TypeAlias = Literal["present", "past", "retired", "expired", "pending
 Text = Annotated[str, BeforeValidator(clean)]
 # A model reads no character that a person cannot see.
 Visible = Annotated[str, BeforeValidator(clean), AfterValidator(visible)]
-Content = Annotated[
-    str, BeforeValidator(clean), AfterValidator(visible), AfterValidator(_not_blank)
-]
+Content = Annotated[Visible, AfterValidator(_not_blank)]
 
 
 def _with_offset(moment: datetime) -> datetime:
@@ -163,7 +156,7 @@ class Fact(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     id: Text = Field(
-        default_factory=new_id,
+        default_factory=lambda: uuid4().hex,
         min_length=1,
         description="Its name in its namespace; default: a new id.",
     )
