@@ -246,9 +246,11 @@ async def _fit(
     memory: MemoryFields, contents: dict[str, Any], room: int, turn: list[ChatMessage]
 ) -> _FittedContents:
     """Return the contents joined; the least important parts are dropped until they fit ``room`` tokens, if possible."""
-    fitted = await _join(memory, contents, room, turn)
-    while fitted.tokens_left < 0:
-        contents = dict(fitted.contents)
+    contents = dict(contents)
+    while True:
+        fitted = await _join(memory, contents, room, turn)
+        if fitted.tokens_left >= 0:
+            return fitted
         block = _block_to_truncate(memory, contents)
         if block is not None:
             content = contents[block.name]
@@ -258,11 +260,11 @@ async def _fit(
                     content.without, excess, memory.tokenizer_fn
                 )
             else:
-                contents[block.name] = await block.atruncate(content, excess)
+                shorter = await block.atruncate(content, excess)
+                # A block that cannot be truncated is dropped, as by LlamaIndex.
+                contents[block.name] = None if shorter == content else shorter
         elif contents.pop(PROFILE_NAME, None) is None:
-            break
-        fitted = await _join(memory, contents, room, turn)
-    return fitted
+            return fitted
 
 
 async def _join(
@@ -332,8 +334,7 @@ def assemble(memory: MemoryFields, prompt: Prompt) -> list[ChatMessage]:
     # An agent reads the memory once more after its answer, and sends that to no model.
     if not turn_messages or turn_messages[-1].role != MessageRole.ASSISTANT:
         memory._last_sources = prompt.sources
-    goes_on = _expects_more_calls(memory, turn.messages)
-    memory._question_hash = _hash_of_question(turn.messages)
+    goes_on = _goes_on(memory, turn.messages)
     template.mark_for_cache(
         messages, memory.session_id, memory.cache_points, goes_on=goes_on
     )
@@ -344,22 +345,18 @@ def assemble(memory: MemoryFields, prompt: Prompt) -> list[ChatMessage]:
     return [template.without_blank_texts(message) for message in messages]
 
 
-def _expects_more_calls(memory: MemoryFields, turn: list[ChatMessage]) -> bool:
-    """Return whether the model will be asked again in this turn.
+def _goes_on(memory: MemoryFields, turn: list[ChatMessage]) -> bool:
+    """Return whether the model will be asked again in this turn, and keep the hash of its question.
 
     An agent asks again after each tool call, and may not put the results. An agent that
     used tools in the last turn is expected to use them again.
     """
+    last_hash = memory._question_hash
+    memory._question_hash = hash(body_of(turn[0])) if turn else 0
     if not turn:
         return False
-    if memory._question_hash == _hash_of_question(turn):
-        return True
-    return memory.condensed_block.used_tools(memory.session_id)
-
-
-def _hash_of_question(turn: list[ChatMessage]) -> int:
-    """Return a hash of the question that begins a turn; 0 for no messages."""
-    return hash(body_of(turn[0])) if turn else 0
+    is_asked_again = memory._question_hash == last_hash
+    return is_asked_again or memory.condensed_block.used_tools(memory.session_id)
 
 
 def _sources_in(memory: MemoryFields, contents: dict[str, Any]) -> MemorySearchResult:

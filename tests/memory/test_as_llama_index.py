@@ -107,6 +107,18 @@ class Historical(BaseMemoryBlock[list[ChatMessage]]):
         """Keeps nothing."""
 
 
+class Unshortened(Echo):
+    """Is long, and gives back as much as it was asked to shorten."""
+
+    async def _aget(
+        self, messages: list[ChatMessage] | None = None, **options: Any
+    ) -> str:
+        return f"Disposable. {LOREM * 30}"
+
+    async def atruncate(self, content: str, tokens_to_truncate: int) -> str:
+        return content
+
+
 def static(name: str, text: str, priority: int = 0) -> BaseMemoryBlock[Any]:
     return StaticMemoryBlock(
         name=name, static_content=[TextBlock(text=text)], priority=priority
@@ -276,6 +288,16 @@ async def test_blocks_over_the_limit_go_by_priority() -> None:
     ) as memory:
         text = text_of(await memory.aget())
     assert ("Critical" in text, "Disposable" in text) == (True, False)
+
+
+async def test_a_block_that_does_not_become_shorter_is_left_out(
+    open_either: Open,
+) -> None:
+    memory = open_either(
+        token_limit=300, memory_blocks=[Unshortened(name="long", priority=1)]
+    )
+    await memory.aput(user("Hello"))
+    assert text_of(await memory.aget()).strip() == "Hello"
 
 
 async def test_the_schema_of_the_database_stays(open_either: Open) -> None:
