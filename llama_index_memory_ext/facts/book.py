@@ -214,12 +214,19 @@ class FactBook:
             fields: Each of the following, by name.
 
         Raises:
-            FactError: No fact has this id, or no field is passed; also as for ``aadd``.
+            FactError: No fact has this id; no field is passed, or ``id`` or ``namespace``;
+                also as for ``aadd``.
         """
         changed = self._checked(ttl, fields)
         if not changed:
             raise FactError(
                 'aupdate needs a field to change; got none. Pass it by name, such as content="Likes tea".'
+            )
+        fixed = changed.keys() & {"id", "namespace"}
+        if fixed:
+            raise FactError(
+                f"aupdate keeps the id and the namespace of a fact; got {' and '.join(sorted(fixed))}. "
+                "Add a new fact, and retire this one."
             )
         return await self._change(
             fact_id, lambda fact: edit(fact, self._now(), changed)

@@ -375,6 +375,17 @@ async def test_a_wrong_ttl_or_field_is_refused(
     assert await book.alist() == [fact]
 
 
+async def test_a_change_keeps_the_fact_and_its_owner(open_block: OpenBlock) -> None:
+    """With another id a second fact would be stored, or another agent's fact replaced."""
+    book = (await open_block()).book()
+    fact = await book.aadd("Likes tea")
+    with pytest.raises(FactError, match=r"keeps the id and the namespace .* got id\."):
+        await book.aupdate(fact.id, content="Likes milk", id="other")
+    with pytest.raises(FactError, match=r"got namespace\. Add a new fact"):
+        await book.aupdate(fact.id, namespace="bob")
+    assert await book.alist() == [fact]
+
+
 async def test_what_is_no_fact_and_what_is_no_id_is_refused(
     open_block: OpenBlock,
 ) -> None:
