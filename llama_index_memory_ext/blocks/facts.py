@@ -209,12 +209,14 @@ class RelevantFactsBlock(LearningBlock):
         snapshot: Snapshot | None = None,
         record: RecordInPrompt | None = None,
         unread: Sequence[LogRow] = (),
+        log_store: MemoryStore | None = None,
     ) -> FactsForPrompt:
         """Return the facts for a prompt; without a ``record`` the profile is empty.
 
-        A memory on the same store gives its ``snapshot`` of the session, and the
-        ``unread`` messages of ``wait_for_others``, which are shown because their facts
-        are not extracted yet.
+        A memory gives its ``snapshot`` of the session, and the ``unread`` messages of
+        ``wait_for_others``, which are shown because their facts are not extracted yet.
+        ``log_store``: the store of its log, which is not the store of the facts if the
+        memory is temporary.
         """
         started = perf_counter()
         session_id = self._see(session_id)
@@ -223,10 +225,12 @@ class RelevantFactsBlock(LearningBlock):
             questions = [m.content for m in messages if m.role == MessageRole.USER]
             await self.aopen(session_id, questions[-1] if questions else None)
             unread = await self.wait_for_others(session_id)
+        log_store = log_store or self._store
         log_end = await read_log_end(
-            self._store, session_id, self.namespace_of(session_id), snapshot
+            log_store, session_id, self.namespace_of(session_id), snapshot
         )
-        user_facts = await self._read_facts(session_id, log_end.facts)
+        stored = log_end.facts if log_store is self._store else None
+        user_facts = await self._read_facts(session_id, stored)
         turns = turns_of(log_end.lines)[-self.context_turns :]
         question = question_in(messages, turns, self.context_turns)
         self._start_if_left(session_id)

@@ -183,14 +183,13 @@ async def _ask_blocks(
     for block in blocks:
         content: Any
         if block is facts:
-            # The facts of a temporary memory are in another store.
-            is_in_store = facts.store is memory.sql_store
             selected = await facts.aselect(
                 turn.query,
                 memory.session_id,
-                turn.snapshot if is_in_store else None,
+                turn.snapshot,
                 _record_in(memory, contents, turn, room),
                 unread,
+                memory.sql_store,
             )
             contents[PROFILE_NAME] = selected.profile
             content = selected.question

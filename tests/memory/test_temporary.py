@@ -56,6 +56,8 @@ async def test_the_database_is_byte_for_byte_as_before(
         assert shown(text) == ["Likes tea"]
         assert "I like milk." in text
         assert "I like tea." not in text
+        (turn,) = memory.facts_block.last_question.context
+        assert "I like milk." in turn
         await memory.aflush()
         assert (await memory.astats()).messages == 3
         assert "I like milk." in str(await memory.asearch("milk"))
@@ -101,6 +103,17 @@ async def test_what_would_be_stored_is_refused(open_memory: OpenMemory) -> None:
         branch = await memory.abranch("branch")
         assert len(await branch.aget_all()) == 1
         assert [one.content for one in await branch.facts.alist()] == ["Likes tea"]
+
+
+async def test_the_first_fact_that_others_store_is_shown(
+    open_memory: OpenMemory,
+) -> None:
+    async with open_memory("before", user_id="ann") as other:
+        await other.aput(user("Hello"))
+        async with open_memory("now", user_id="ann", temporary=True) as memory:
+            assert shown(await talk_of_milk(memory)) == []
+            await other.facts.aadd("Likes tea")
+            assert shown(sent_text(await memory.aget())) == ["Likes tea"]
 
 
 async def test_it_reads_on_a_server_too_and_follows_what_others_store(
