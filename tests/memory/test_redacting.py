@@ -21,6 +21,7 @@ from tests.databases import ask
 from tests.learning.learning import Learns, contents, learns
 from tests.memories import OpenMemory
 from tests.memory.test_forgetting import words_in
+from tests.search.test_embeddings import Meanings
 from tests.words import cases
 
 __all__ = ["learns"]
@@ -116,6 +117,18 @@ async def test_the_model_is_shown_what_is_stored_and_the_question_is_known_as_it
     text = sent_text(await memory.aget(input="Who is Ann?"))
     assert "Ann" not in text
     assert text.count("Who is [name]?") == 1
+
+
+async def test_no_embedding_model_gets_what_is_left_out_of_a_question(
+    open_memory: OpenMemory,
+) -> None:
+    """Of a question that a chat engine puts only with its answer, too."""
+    model = Meanings()
+    memory = open_memory(redact=without_ann, embed_model=model)
+    await memory.facts.aadd("Knows a gardener")
+    await memory.aget(input="Who is Ann?")
+    assert "Who is [name]?" in model.asked
+    assert "Ann" not in str(model.asked)
 
 
 async def test_facts_are_learned_from_what_is_stored(learns: Learns) -> None:
