@@ -27,6 +27,7 @@ from llama_index_memory_ext.store.transaction import Transaction
 from tests.conversation import assistant, user
 from tests.databases import OpenStore
 from tests.learning.learning import as_report
+from tests.memories import OpenMemory
 
 USERS, TEAMS = ("ann", "bob", "cem"), ("team", "board")
 DEEDS = (
@@ -183,6 +184,27 @@ async def test_a_team_forgets_a_person_and_keeps_the_others(store: MemoryStore) 
     assert "Annville" not in text
     assert text.count("I live in Bobville2") > 1
     assert (await store.facts.read("team", view=ALL_FACTS)).epoch
+
+
+async def test_deleted_turns_rank_no_facts_in_another_process(
+    open_memory: OpenMemory,
+) -> None:
+    memory = open_memory()
+    other = open_memory()
+    await memory.aput_messages(
+        [user("I live in Cusco."), assistant("Noted."), user("Is it warm there?")]
+    )
+    await memory.aget()
+    (turn,) = memory.facts_block.last_question.context
+    assert "Cusco" in turn
+    rows = await other.sql_store.readers.find("chat")
+    await other.sql_store.delete_message("chat", rows[0].id)
+    await memory.aget()
+    assert "Cusco" not in str(memory.facts_block.last_question.context)
+    await other.areset()
+    await memory.aput(user("Is it warm there?"))
+    await memory.aget()
+    assert memory.facts_block.last_question.context == []
 
 
 async def test_a_reason_goes_with_the_fact_that_has_replaced_another(
