@@ -174,6 +174,22 @@ async def test_a_correction_waits_and_the_old_fact_holds_until_it_is_approved(
     assert new.id == rome.id
 
 
+@pytest.mark.parametrize(("way", "states"), [("aretire", ["retired"]), ("aforget", [])])
+async def test_what_went_before_the_approval_does_not_come_back_as_past(
+    reviewed: Reviewed, way: str, states: list[str]
+) -> None:
+    memory, _ = reviewed([MOVED])
+    oslo = await memory.facts.aadd("Lives in Oslo", category="context")
+    await tell(memory, "I live in Rome now, I moved.")
+    (rome,) = await memory.facts.alist(state="pending")
+    await getattr(memory.facts, way)(oslo.id)
+    await memory.facts.aapprove(rome.id)
+    facts = await memory.facts.alist(state="all")
+    left = [fact.state(utc_now()) for fact in facts if fact.id == oslo.id]
+    assert left == states
+    assert await contents(memory) == ["Lives in Rome"]
+
+
 @pytest.mark.parametrize("way", ["areject", "aretire", "aforget"])
 async def test_an_old_fact_holds_without_a_link_where_its_correction_does_not_come(
     reviewed: Reviewed, way: str
