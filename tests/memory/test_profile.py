@@ -141,6 +141,18 @@ async def test_facts_that_end_or_change_do_so_at_once_in_every_process(
         assert "Plays" not in prompt
 
 
+async def test_a_past_fact_is_behind_the_record_alone(open_memory: OpenMemory) -> None:
+    """Also if the question asks for the past, and the fact was chosen while it held."""
+    memory = await with_facts(open_memory(**OPTIONS))
+    assert "Works as a nurse" in contents(PROFILE, await ask(memory))
+    nurse = next(fact for fact in await memory.facts.alist() if "nurse" in fact.content)
+    doctor = await memory.facts.aadd("Works as a doctor")
+    await memory.facts.aretire(nurse.id, replaced_by=doctor.id)
+    prompt = await ask(memory, "Where did I work as a nurse before?")
+    assert "Works as a nurse" not in contents(PROFILE, prompt)
+    assert "Works as a nurse" in contents(BEHIND, prompt)
+
+
 async def test_pinned_facts_are_always_in_it(open_memory: OpenMemory) -> None:
     memory = await with_facts(open_memory(**OPTIONS))
     for i in range(8):
