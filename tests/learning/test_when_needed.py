@@ -337,6 +337,23 @@ async def test_unread_words_that_match_the_question_come_first_and_keep_to_a_lim
     assert shown(sent_text(await friday.aget())) == []
 
 
+async def test_unread_words_and_facts_are_within_one_limit(
+    learns: Learns, over: threading.Event
+) -> None:
+    monday = learns(slow(over), "monday")[0]
+    friday = learns(slow(over), "friday", wait_for_facts=0)[0]
+    await monday.aput_messages(talk("tea", "rain"))
+    for i in range(40):
+        await friday.facts.aadd(f"Likes the drink with the number {i}")
+    friday.facts_block.token_limit = 300
+    await friday.aput(user("What do I like?"))
+    _, tag, rest = sent_text(await friday.aget()).partition("<relevant_facts>\n")
+    facts = rest.partition("</relevant_facts>")[0]
+    assert ELSEWHERE.format("I like tea.") in facts
+    assert "Likes the drink" in facts
+    assert 200 < COUNT(f"{tag}{facts}</relevant_facts>\n") <= 300
+
+
 async def test_only_the_users_own_words_of_own_sessions_stand_in(
     open_memory: OpenMemory, learns: Learns, over: threading.Event
 ) -> None:
