@@ -215,3 +215,19 @@ def test_an_order_to_forget_is_told_from_others(
         [is_asked],
         False,
     )
+
+
+async def test_a_request_before_the_last_lines_is_no_request_any_more(
+    open_memory: OpenMemory,
+) -> None:
+    memory = open_memory(user_id="ann")
+    fact = await memory.facts.aadd("Likes tea")
+    await memory.aput(user("Please forget that I like tea."))
+    for i in range(3):
+        await memory.aput_messages([assistant("Fine."), user(f"What is {i} plus 1?")])
+    answer = await MemoryToolSpec(memory).aforget([fact.id], "forget that I like tea")
+    assert answer.startswith("Not forgotten: ")
+    assert await memory.facts.alist() == [fact]
+    await memory.aput(user("Please forget that I like tea."))
+    answer = await MemoryToolSpec(memory).aforget([fact.id], "forget that I like tea")
+    assert answer.startswith("Forgotten: ")
