@@ -113,7 +113,7 @@ WHERE reader = :reader
 """
 # A session of several owners is left out: its words may be another user's.
 _SELECT_UNREAD_ELSEWHERE = """
-SELECT rows.id, rows.role, rows.data, rows.timestamp, rows.status, rows.user_id
+SELECT rows.key, rows.id, rows.role, rows.data, rows.timestamp, rows.status, rows.user_id
 FROM {cursors} AS cursors JOIN {rows} AS rows ON rows.key = cursors.key AND rows.id > cursors.position
 WHERE cursors.reader = :reader AND cursors.key <> :key AND rows.role = 'user'
   AND NOT EXISTS (
@@ -391,7 +391,7 @@ def unread_elsewhere(
         user_id=user_id,
         limit=_MOST_UNREAD_ELSEWHERE,
     )
-    return [LogRow.from_query(tx, key, row) for row in result.all()][::-1]
+    return [LogRow.from_query(tx, row.key, row) for row in result.all()][::-1]
 
 
 def has_session(tx: Transaction, key: str) -> bool:

@@ -11,6 +11,7 @@ from cryptography.fernet import Fernet
 
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore
 from llama_index_memory_ext.store.encryption import Cipher
+from llama_index_memory_ext.store.rows import SessionAccess
 from llama_index_memory_ext.store.vectors import KeptVectors
 from tests.conversation import assistant, calling, record, result, sent_text, user
 from tests.databases import OpenStore, ask
@@ -93,6 +94,24 @@ async def test_a_damaged_message_is_named_and_can_be_deleted(
     caplog.clear()
     assert await texts_of(store) == rest
     assert caplog.text == ""
+
+
+async def test_a_damaged_message_of_another_session_is_named_with_that_session(
+    database_uri: str, open_store: OpenStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = open_store(database_uri)
+    for number in (1, 2):
+        await store.log.append(
+            "other",
+            [user(f"Word {number}.")],
+            None,
+            access=SessionAccess("ann"),
+            readers=["facts of ann"],
+        )
+    await damage_rows(database_uri, "", "data", "[]", "id = 1")
+    rows = await store.readers.unread_elsewhere("chat", "facts of ann", "ann")
+    assert [row.is_damaged for row in rows] == [True, False]
+    assert "Row 1 of session 'other'" in caplog.text
 
 
 @pytest.mark.parametrize("place", [3, 4], ids=["call", "result"])
