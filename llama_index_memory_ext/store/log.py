@@ -15,6 +15,7 @@ from llama_index_memory_ext.store.readers import (
     put_cursor,
     renew_session,
     rows_by_id,
+    rows_by_message_id,
 )
 from llama_index_memory_ext.store.rows import (
     LogRow,
@@ -89,11 +90,6 @@ SELECT id FROM {rows} WHERE key = :key ORDER BY id + 0 DESC LIMIT :limit
 _PUT_MESSAGE_ID = """
 INSERT INTO {message_ids} (key, message_id, row_id) VALUES (:key, :message_id, :row_id)
 ON CONFLICT (key, message_id) DO UPDATE SET row_id = excluded.row_id
-"""
-_SELECT_BY_MESSAGE_ID = """
-SELECT ids.message_id, rows.data
-FROM {message_ids} AS ids JOIN {rows} AS rows ON rows.key = :key AND rows.id = ids.row_id
-WHERE ids.key = :key AND ids.message_id {in_message_ids}
 """
 
 
@@ -289,7 +285,8 @@ def new_messages(
     ]
     if not any(ids):
         return messages
-    stored = _messages_by_id(tx, key, list(filter(None, ids)))
+    rows = rows_by_message_id(tx, key, list(filter(None, ids)))
+    stored = {message_id: row.data for message_id, row in rows.items()}
     new = []
     for i, message in enumerate(messages):
         message_id = ids[i]
@@ -312,19 +309,6 @@ def new_messages(
                 key,
             )
     return new
-
-
-def _messages_by_id(tx: Transaction, key: str, ids: Sequence[str]) -> dict[str, Json]:
-    """Return the stored messages that have these ids."""
-    messages = {}
-    result = tx.execute(_SELECT_BY_MESSAGE_ID, key=key, message_ids=ids)
-    for row in result.all():
-        data = tx.read(row.data, f"A message of session {key!r}") or {}
-        stored_id = message_id_of(data.get("additional_kwargs") or {})
-        # LlamaIndex without this package may have deleted or replaced the message.
-        if row.message_id == stored_id:
-            messages[row.message_id] = data
-    return messages
 
 
 def _time_of(message: ChatMessage, now: int) -> int:

@@ -9,6 +9,7 @@ from llama_index_memory_ext.errors import SessionOwnerError, StoreError
 from llama_index_memory_ext.store.readers import (
     put_cursor,
     reader_names,
+    rows_by_message_id,
 )
 from llama_index_memory_ext.store.tables import (
     LAST_ID,
@@ -29,10 +30,7 @@ _SELECT_OWNERS = "SELECT user_id, kind FROM {owners} WHERE key = :key"
 _IS_USED = """
 SELECT EXISTS (SELECT 1 FROM {rows} WHERE key = :new) OR EXISTS (SELECT 1 FROM {owners} WHERE key = :new)
 """
-_SELECT_ROW_OF_MESSAGE = """
-SELECT rows.id FROM {message_ids} AS ids JOIN {rows} AS rows ON rows.key = :key AND rows.id = ids.row_id
-WHERE ids.key = :key AND ids.message_id = :message_id
-"""
+
 _SELECT_IDS = "SELECT id FROM {rows} WHERE key = :key AND id <= :last ORDER BY id"
 _COPY_ROWS = """
 INSERT INTO {rows} (key, status, timestamp, role, data, user_id)
@@ -145,16 +143,12 @@ def branch_session(
 
 def _row_of_message(tx: Transaction, key: str, message_id: str | int) -> int:
     """Return the row of a message of a session; a StoreError if no message has this id."""
-    row_id: int | None = tx.execute(
-        _SELECT_ROW_OF_MESSAGE,
-        key=key,
-        message_id=message_id_of({ID_KEY: message_id}),
-    ).scalar()
-    if row_id is None:
-        raise StoreError(
-            f"Expected the message_id of a message of {key!r}; got {message_id!r}. Nothing was copied."
-        )
-    return row_id
+    stored_id = message_id_of({ID_KEY: message_id})
+    for row in rows_by_message_id(tx, key, [stored_id or ""]).values():
+        return row.id
+    raise StoreError(
+        f"Expected the message_id of a message of {key!r}; got {message_id!r}. Nothing was copied."
+    )
 
 
 def _copy_cursors(tx: Transaction, key: str, new: str, old_ids: Sequence[int]) -> None:

@@ -21,12 +21,12 @@ from llama_index_memory_ext.store.rows import (
 )
 from llama_index_memory_ext.store.tables import ARCHIVED, LAST_ID, OWN, SHARED
 from llama_index_memory_ext.store.transaction import Transaction, reads
+from llama_index_memory_ext.text.messages import Json, message_id_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from llama_index_memory_ext.store.database import Database
-    from llama_index_memory_ext.text.messages import Json
 
 
 logger = logging.getLogger(__name__)
@@ -43,6 +43,11 @@ FROM (SELECT 1 AS always) AS always
 LEFT JOIN {sessions} AS sessions ON sessions.key = :key
 LEFT JOIN {rows} AS message ON message.key = :key AND message.id {in_row_ids}
 ORDER BY message.id
+"""
+_SELECT_ROWS_BY_MESSAGE_ID = """
+SELECT ids.message_id, rows.id, rows.role, rows.data, rows.timestamp, rows.status, rows.user_id
+FROM {message_ids} AS ids JOIN {rows} AS rows ON rows.key = :key AND rows.id = ids.row_id
+WHERE ids.key = :key AND ids.message_id {in_message_ids}
 """
 _SELECT_CURSOR = """
 SELECT COALESCE(sessions.epoch, 0) AS epoch, cursors.position, cursors.state
@@ -178,6 +183,20 @@ def rows_in_epoch(
     if epoch not in (None, rows[0].epoch):
         return None
     return [LogRow.from_query(tx, key, row) for row in rows if row.id is not None]
+
+
+def rows_by_message_id(
+    tx: Transaction, key: str, message_ids: Sequence[str]
+) -> dict[str, LogRow]:
+    """Return the rows of a session whose messages have these ids, by these ids."""
+    rows = {}
+    result = tx.execute(_SELECT_ROWS_BY_MESSAGE_ID, key=key, message_ids=message_ids)
+    for stored in result.all():
+        row = LogRow.from_query(tx, key, stored)
+        # LlamaIndex without this package may have deleted or replaced the message.
+        if message_id_of(row.data.get("additional_kwargs") or {}) == stored.message_id:
+            rows[stored.message_id] = row
+    return rows
 
 
 def sessions_of_user(tx: Transaction, user_id: str) -> list[str]:

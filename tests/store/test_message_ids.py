@@ -8,11 +8,16 @@ from typing import Any
 import pytest
 from llama_index.core.llms import ChatMessage
 
-from llama_index_memory_ext import CondensedMemory, MemoryStore, MessageError
+from llama_index_memory_ext import (
+    CondensedMemory,
+    MemoryStore,
+    MessageError,
+    StoreError,
+)
 from llama_index_memory_ext.store.rows import SessionAccess
 from llama_index_memory_ext.store.transaction import Transaction
 from tests.conversation import record, result, sent_text, user
-from tests.databases import OpenStore
+from tests.databases import OpenStore, host_on
 from tests.openai_server import say
 from tests.scripted_models import StartModel
 
@@ -76,6 +81,23 @@ async def test_with_a_message_its_id_is_free_again(store: MemoryStore) -> None:
         access = SessionAccess("chat")
         await store.log.append("chat", talk, len, access=access)
         assert await said(store) == ["one", "two", "three"]
+
+
+async def test_an_id_is_not_that_of_the_next_message_after_the_plain_host_has_deleted_it(
+    database_uri: str, open_store: OpenStore
+) -> None:
+    """SQLite gives the ids of deleted rows away again: the id is free, and no copy ends there."""
+    store = open_store(database_uri)
+    await store.add_message("chat", known("a", "one"))
+    async with host_on(database_uri) as host:
+        await host.delete_messages("chat")
+        await host.add_message("chat", user("secret"))
+    with pytest.raises(StoreError, match="Nothing was copied"):
+        await store.owners.branch("chat", "copy", SessionAccess(), "a", with_end=True)
+    await store.add_message("chat", known("a", "one"))
+    assert await said(store) == ["secret", "one"]
+    await store.owners.branch("chat", "copy", SessionAccess(), "a", with_end=False)
+    assert await said(store, "copy") == ["secret"]
 
 
 async def test_a_history_with_ids_can_be_set_anew(store: MemoryStore) -> None:
