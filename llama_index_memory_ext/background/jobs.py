@@ -7,7 +7,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple, Protocol, TypeAlias
 from weakref import WeakSet, WeakValueDictionary, finalize
@@ -322,19 +322,18 @@ class Jobs:
         """Remember, log and announce a failure."""
         error = failure.error
         name = type(error).__name__
+        now = datetime.now(timezone.utc)
         earlier = self._failures.get(key)
-        noted = Failure(1, name, datetime.now(timezone.utc))
-        if earlier is not None:
-            noted = replace(
-                noted, failures=earlier.failures + 1, retry_at=earlier.retry_at
-            )
+        failures = earlier.failures if earlier else 0
+        retry_at = earlier.retry_at if earlier else None
         pause = None
         outcome = "the next start of this session's memory tries again"
         if first_pause is not None:
-            pause = BackOff(first_pause, noted.failures - 1).failed()
-            noted = replace(noted, retry_at=noted.at + timedelta(seconds=pause))
+            pause = BackOff(first_pause, failures).failed()
+            retry_at = now + timedelta(seconds=pause)
             outcome = f"trying again in {pause:g} s"
-        self._failures.put(key, noted)
+        failures += 1
+        self._failures.put(key, Failure(failures, name, now, retry_at))
         # The log says once, and not after each pause, that there is no model. That a
         # program ends is no failure.
         is_known = earlier and earlier.error == name == NoModelError.__name__
@@ -344,7 +343,7 @@ class Jobs:
             event = self._event(
                 session_id=key.session_id,
                 error=name,
-                failures=noted.failures,
+                failures=failures,
                 retry_seconds=pause,
                 prompt_tokens=failure.prompt_tokens,
                 completion_tokens=failure.completion_tokens,

@@ -133,10 +133,9 @@ class Threads:
 
     def __init__(self, width: int) -> None:
         self._width = width
-        # How many threads there are, how many wait for a job, and how many run a job.
+        # How many threads there are, and how many of them run no job.
         self._running = 0
         self._idle = 0
-        self._working = 0
         self._changed = threading.Condition(thread_lock())
         self._waiting: deque[Job] = deque()
         self._locked: set[Any] = set()
@@ -157,7 +156,7 @@ class Threads:
     def is_working(self) -> bool:
         """Return whether a thread runs a job."""
         with self._changed:
-            return self._working > 0
+            return self._running > self._idle
 
     def go_on(self) -> None:
         """Begin the jobs that have waited for a fork."""
@@ -169,28 +168,27 @@ class Threads:
         if self._idle:
             self._changed.notify()
         elif self._running < self._width:
-            self._running += 1
             threading.Thread(
                 target=self._work, name="memory store", daemon=True
             ).start()
+            self._running += 1
+            self._idle += 1
 
     def _work(self) -> None:
         while True:
             with self._changed:
-                self._idle += 1
                 job = self._changed.wait_for(self._next, _IDLE_SECONDS)
                 self._idle -= 1
                 if job is None:
                     self._running -= 1
                     return
                 self._waiting.remove(job)
-                self._working += 1
                 self._locked |= job.locks
                 if self._next():
                     self._wake()
             job.run()
             with self._changed:
-                self._working -= 1
+                self._idle += 1
                 self._locked -= job.locks
             # An idle thread must not keep the answer alive.
             del job
