@@ -151,8 +151,6 @@ CREATE TABLE IF NOT EXISTS {schema} (
 """
 TABLES = re.findall(r"TABLE IF NOT EXISTS \{(\w+)\}", SCHEMA)
 _INDEXES = re.findall(r"\{ix_(\w+)\}", SCHEMA)
-# The columns that tables of an earlier version, or LlamaIndex's own table, may lack.
-ADDED_COLUMNS = {"rows": {"user_id": "VARCHAR"}}
 
 
 class Tables:

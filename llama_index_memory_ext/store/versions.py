@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 from sqlalchemy.schema import CreateSchema
 
 from llama_index_memory_ext.errors import StoreError
-from llama_index_memory_ext.store.schema import ADDED_COLUMNS, SCHEMA
+from llama_index_memory_ext.store.schema import SCHEMA
 
 if TYPE_CHECKING:
     from llama_index_memory_ext.store.schema import Tables
@@ -23,6 +23,8 @@ _SELECT_VERSION = "SELECT MAX(version) AS version FROM {schema}"
 _INSERT_VERSION = """
 INSERT INTO {schema} (version, encryption) SELECT :version, MAX(encryption) FROM {schema}
 """
+# LlamaIndex's own table lacks the column.
+_ADD_SPEAKER = "ALTER TABLE {rows} ADD COLUMN user_id VARCHAR"
 _DELETE_EARLIER = "DELETE FROM {schema} WHERE version < :version"
 
 
@@ -54,14 +56,10 @@ def create_missing(conn: Connection, tables: Tables) -> None:
     db_schema = tables.db_schema
     if db_schema is not None and not inspector.has_schema(db_schema):
         conn.execute(CreateSchema(db_schema, if_not_exists=True))
-    for table, columns in ADDED_COLUMNS.items():
-        name = tables.name_of(table)
-        if inspector.has_table(name, db_schema):
-            stored = inspector.get_columns(name, db_schema)
-            for column in columns.keys() - {column["name"] for column in stored}:
-                conn.exec_driver_sql(
-                    f"ALTER TABLE {tables.names[table]} ADD COLUMN {column} {columns[column]}"
-                )
+    if inspector.has_table(tables.name, db_schema):
+        columns = inspector.get_columns(tables.name, db_schema)
+        if all(column["name"] != "user_id" for column in columns):
+            conn.exec_driver_sql(_ADD_SPEAKER.format(**tables.names))
     for statement in SCHEMA.split(";"):
         conn.exec_driver_sql(statement.format(**tables.names))
     conn.execute(tables.sql(_INSERT_VERSION), {"version": SCHEMA_VERSION})
