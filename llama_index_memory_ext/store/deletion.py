@@ -152,11 +152,10 @@ def retain_messages(
     has not read. Return the numbers of deleted messages, of facts that lost words,
     and of messages that stay because they are unread.
     """
-    rows = tx.execute(_SELECT_TURNS, key=key).all()
     last = LAST_ID if unread else _read_by_all(tx, key)
     ids: list[int] = []
     unread_rows = 0
-    for turn in _due_turns(_past_turns(rows), since, len(rows) - most):
+    for turn in _due_turns(_read_turns(tx, key), since, most):
         if turn[-1].id <= last:
             ids.extend(row.id for row in turn)
         else:
@@ -173,18 +172,16 @@ def _read_by_all(tx: Transaction, key: str) -> int:
     """Return the last row that all readers of facts have read; ``LAST_ID`` without such a reader."""
     names = readers_of_facts(tx, key)
     readers = [name for name in names if not name.startswith(PROFILE_READER)]
-    last_read: int = tx.execute(
-        _SELECT_READ, key=key, names=readers, last_id=LAST_ID
-    ).scalar_one()
-    return last_read
+    result = tx.execute(_SELECT_READ, key=key, names=readers, last_id=LAST_ID)
+    return int(result.scalar_one())
 
 
 # ---- sessions and users ----
 
 
-def forget_session(tx: Transaction, key: str) -> dict[str, int]:
+def forget_session(tx: Transaction, key: str) -> Counter[str]:
     """Delete a session; return the number of deleted rows by kind."""
-    return _delete(tx, [key], (), Counter())
+    return _delete(tx, [key], ())
 
 
 def forget_user(
@@ -219,39 +216,41 @@ def forget_user(
             # The caller has named the session, but the user does not own it.
             del user.sessions[key]
     counts.update(forget_words(tx, user, read_by))
+    counts.update(_delete(tx, sessions - shared, user.namespaces))
+    kinds = ("messages", "cursors", "facts", "embeddings")
     return Forgotten(
         sessions,
         user.namespaces | read_by,
-        _delete(tx, sessions - shared, user.namespaces, counts),
+        {kind: counts[kind] for kind in kinds},
     )
 
 
 def _delete_turns(tx: Transaction, key: str, user_id: str) -> dict[str, int]:
     """Delete the turns of an owner in a session of several users; return the number of deleted rows by kind."""
     owners = tx.execute(_DELETE_OWNER, key=key, user_id=user_id).rowcount
-    rows = tx.execute(_SELECT_TURNS, key=key).all()
-    ids = _ids_of_turns(rows, user_id)
+    ids: list[int] = []
+    for turn in _read_turns(tx, key):
+        is_question = turn[0].role == MessageRole.USER.value
+        # The words of an unknown speaker count as the user's.
+        if is_question and turn[0].user_id in (None, "", user_id):
+            ids.extend(row.id for row in turn)
     messages = delete_rows(tx, key, ids) if ids else 0
     return {"cursors": owners, "messages": messages}
 
 
 def _delete(
-    tx: Transaction,
-    keys: Collection[str],
-    namespaces: Collection[str],
-    counts: Counter[str],
-) -> dict[str, int]:
-    """Delete whole sessions and namespaces; add the deleted rows to the ``counts`` by kind, and return the totals."""
+    tx: Transaction, keys: Collection[str], namespaces: Collection[str]
+) -> Counter[str]:
+    """Delete whole sessions and namespaces; return the number of deleted rows by kind."""
     names = {
         "keys": list(keys),
         "namespaces": list(namespaces),
         "vectors": [*namespaces, *map(vectors_namespace, keys)],
     }
+    counts: Counter[str] = Counter()
     for kind, statement in _DELETIONS:
         counts[kind] += tx.execute(statement, **names).rowcount
-    return {
-        kind: counts[kind] for kind in ("messages", "cursors", "facts", "embeddings")
-    }
+    return counts
 
 
 def _namespaces_that_read(tx: Transaction, keys: Collection[str]) -> set[str]:
@@ -265,43 +264,32 @@ def _namespaces_that_read(tx: Transaction, keys: Collection[str]) -> set[str]:
     return namespaces
 
 
-def _ids_of_turns(rows: Sequence[Any], user_id: str) -> list[int]:
-    """Return the ids of the rows of the turns, with their answers, that a user or an unknown speaker began."""
-    ids = []
-    is_users = False
-    for row in rows:
-        if row.role == MessageRole.USER.value:
-            is_users = (row.user_id or user_id) == user_id
-        if is_users:
-            ids.append(row.id)
-    return ids
-
-
-def _past_turns(rows: Sequence[Any]) -> list[list[Any]]:
-    """Return the rows of each turn before the current one, which has active rows."""
+def _read_turns(tx: Transaction, key: str) -> list[list[Any]]:
+    """Return the rows of each turn of a session; a turn begins with a message of a user, if there is one."""
     turns: list[list[Any]] = []
-    for row in rows:
+    for row in tx.execute(_SELECT_TURNS, key=key):
         if not turns or row.role == MessageRole.USER.value:
             turns.append([])
         turns[-1].append(row)
-        if row.status == ACTIVE:
-            return turns[:-1]
     return turns
 
 
 def _due_turns(
-    turns: Sequence[Sequence[Any]], since: int, surplus: int
+    turns: Sequence[Sequence[Any]], since: int, most: int
 ) -> list[Sequence[Any]]:
-    """Return the turns that have a row from before ``since``, or begin in the first ``surplus`` rows.
+    """Return the past turns with a row from before ``since``, or with a row before the ``most`` newest ones.
 
-    A younger turn stays, although old messages were imported behind it.
+    A younger turn stays, although old messages were imported behind it. The current
+    turn has active rows.
     """
     due = []
-    count = 0
+    remaining = sum(map(len, turns))
     for turn in turns:
-        if count < surplus or any(row.timestamp < since for row in turn):
+        if any(row.status == ACTIVE for row in turn):
+            break
+        if remaining > most or any(row.timestamp < since for row in turn):
             due.append(turn)
-        count += len(turn)
+        remaining -= len(turn)
     return due
 
 
