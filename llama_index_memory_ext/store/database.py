@@ -7,7 +7,7 @@ import os
 import sqlite3
 import time
 import warnings
-from contextlib import AsyncExitStack, ExitStack, closing, contextmanager
+from contextlib import AsyncExitStack, closing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -336,9 +336,9 @@ class Database:
     def _work(self, job: Job) -> Any:
         """Do a job on a connection of the pool, in this thread."""
         engine = self._opened_engine()
-        with ExitStack() as stack:
-            with self._raising_store_errors(job, begun=False):
-                conn = stack.enter_context(engine.connect())
+        with self._raising_store_errors(job, begun=False):
+            conn = engine.connect()
+        with conn:
             return self._transact(conn, job)
 
     def _opened_engine(self) -> Engine:

@@ -5,17 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from llama_index_memory_ext.errors import EncryptionError
 
 if TYPE_CHECKING:
-    from collections.abc import (
-        Callable,
-        Collection,
-        Coroutine,
-        Sequence,
-    )
+    from collections.abc import Callable, Collection, Coroutine, Sequence
 
     import sqlalchemy as sa
 
@@ -51,18 +46,17 @@ class Transaction:
         self._results: list[sa.CursorResult[Any]] = []
 
     def execute(
-        self, statement: Any, rows: Sequence[Row] | None = None, /, **parameters: Any
+        self, statement: str, rows: Sequence[Row] = (), /, **parameters: Any
     ) -> sa.CursorResult[Any]:
         """Run a statement as ``Tables.sql`` describes it, once or for each of the ``rows``.
 
         Texts and vectors among the parameters are encrypted if the store has a key.
         """
-        if isinstance(statement, str):
-            statement = self.tables.sql(statement)
         if self.tables.cipher.is_set:
-            rows = [self._encrypted(row) for row in rows or ()]
+            rows = [self._encrypted(row) for row in rows]
             parameters = self._encrypted(parameters)
-        result = self.connection.execute(statement, rows or parameters)
+        text = self.tables.sql(statement)
+        result = self.connection.execute(text, rows or parameters)
         self._results.append(result)
         return result
 
@@ -91,13 +85,10 @@ class Transaction:
 
     def _encrypted(self, row: Row) -> Row:
         """Return the parameters of a statement with encrypted texts and vectors."""
-        columns = self.tables.encrypted_columns
-        names = [name for name in columns if row.get(name) is not None]
-        if not names:
-            return row
         encrypted = dict(row)
-        for name in names:
-            encrypted[name] = columns[name].encrypt(row[name])
+        for name, column in self.tables.encrypted_columns.items():
+            if row.get(name) is not None:
+                encrypted[name] = column.encrypt(row[name])
         return encrypted
 
     def scalars(self, statement: str, **parameters: Any) -> list[Any]:
@@ -140,8 +131,8 @@ def _run_by(
         @wraps(function)
         async def run(part: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
             access: Any = {locks: args[:1]} if locks else {"writes": False}
-            result = await part.database.run(function, *args, **access, **kwargs)
-            return cast("T", result)
+            result: T = await part.database.run(function, *args, **access, **kwargs)
+            return result
 
         return run
 

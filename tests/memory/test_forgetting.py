@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import func, select, table
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from llama_index_memory_ext import (
@@ -68,13 +67,11 @@ async def rows_in(store: MemoryStore) -> dict[str, int | None]:
     """How many rows there are in each table."""
 
     def count(transaction: Transaction) -> dict[str, int | None]:
-        counts = {
-            kind: select(func.count()).select_from(table(f"llama_index_memory{kind}"))
-            for kind in KINDS
-        }
-        return {
-            kind: transaction.execute(query).scalar() for kind, query in counts.items()
-        }
+        counts = {}
+        for kind in KINDS:
+            query = f"SELECT COUNT(*) FROM llama_index_memory{kind}"  # noqa: S608
+            counts[kind] = transaction.execute(query).scalar()
+        return counts
 
     return await store.database.run(count, writes=False)
 
