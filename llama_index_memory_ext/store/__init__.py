@@ -24,6 +24,7 @@ from llama_index_memory_ext.settings import build_checked, describe_value
 from llama_index_memory_ext.store.address import (
     DEFAULT_POOL_SIZE,
     DEFAULT_TIMEOUT_SECONDS,
+    READ_ONLY,
     Address,
     Settings,
     is_missing,
@@ -106,9 +107,8 @@ class MemoryStore(SQLAlchemyChatStore):
         decrypt: The reverse function.
 
     ``database``, ``log``, ``readers``, ``owners`` and ``facts`` are its parts. All
-    memories on the store share its background ``jobs``, and the ``cache`` of
-    what they have read. ``address`` is the database's address without its password and
-    options.
+    memories on the store share its background ``jobs``, and the ``cache`` of what they
+    have read. ``address`` is the database's address without its password and options.
 
     A call that is cancelled returns at once. A write that has begun ends in the
     background, and the log says whether it was stored; ``aclose`` waits for it.
@@ -253,8 +253,8 @@ class MemoryStore(SQLAlchemyChatStore):
     ) -> list[ChatMessage]:
         """Return the messages of a session, in the order in which they were written.
 
-        A message that cannot be decrypted or parsed is left out. A warning in the log
-        names its row, which ``delete_message`` deletes.
+        A message that cannot be decrypted or parsed is left out; the log names its row,
+        which ``delete_message`` deletes.
         """
         messages = self.iter_messages(
             key, status, limit=LAST_ID if limit is None else limit, offset=offset or 0
@@ -307,9 +307,8 @@ class MemoryStore(SQLAlchemyChatStore):
         Archived messages move the active messages before them into the log, too.
 
         A message with an id, ``additional_kwargs["message_id"]``, is stored once in its
-        session, so that a cancelled put can be repeated. A message with a stored id is
-        not written again. If it has other words, a warning in the log says so. Once a
-        message is deleted, its id is free again.
+        session, so that a cancelled put can be repeated. If a later one has other
+        words, a warning in the log says so. Once it is deleted, its id is free again.
 
         Raises:
             MessageError: An id is neither a text of at most 255 characters nor a
@@ -354,8 +353,7 @@ class MemoryStore(SQLAlchemyChatStore):
         self, key: str, status: MessageStatus | None = MessageStatus.ACTIVE
     ) -> int:
         """Return the number of messages of a session with a status; None: of any."""
-        value = None if status is None else status.value
-        return await self.readers.count_messages(key, status=value)
+        return await self.readers.count_messages(key, statuses=_statuses_of(status))
 
     async def get_keys(self) -> list[str]:
         """Return the sessions that have messages."""
@@ -425,16 +423,11 @@ class MemoryStore(SQLAlchemyChatStore):
         reader = MemoryStore(**{**self._settings, "async_database_uri": uri})
         # With the keys.
         reader.database.tables = database.tables
-        reader.database.set_up = "SET default_transaction_read_only = on"
-        if database.backend == "sqlite":
-            reader.database.set_up = "PRAGMA query_only = ON"
+        reader.database.set_up = READ_ONLY[database.backend]
         return reader
 
     async def forget(self, key: str) -> dict[str, int]:
-        """Delete a session: its messages with their embeddings, and the cursors of its readers.
-
-        Returns the number of deleted rows of ``"messages"`` and ``"cursors"``.
-        """
+        """Delete a session, with its embeddings and cursors; return the numbers of ``"messages"`` and ``"cursors"``."""
         counts = await self.database.run(forget_session, key, sessions=[key])
         self.cache.drop([key])
         return {kind: counts[kind] for kind in ("messages", "cursors")}
@@ -454,8 +447,7 @@ class MemoryStore(SQLAlchemyChatStore):
             user_id: The user. A session of the same name without a user is not deleted.
             session_ids: Further sessions of the user, such as sessions of a plain
                 ``Memory`` or without a ``user_id``.
-            vacuum: Whether ``vacuum`` follows, without which deleted words may still be
-                in the file.
+            vacuum: Whether ``vacuum`` follows, which clears deleted words from the file.
 
         Returns:
             The number of deleted rows of ``"messages"``, ``"cursors"`` (of readers and
@@ -500,8 +492,7 @@ class MemoryStore(SQLAlchemyChatStore):
             session_ids: Only these sessions; None: all.
             unread: Whether to delete even messages from which a memory has yet to
                 extract facts.
-            vacuum: Whether ``vacuum`` follows, without which deleted words may still be
-                in the file.
+            vacuum: Whether ``vacuum`` follows, which clears deleted words from the file.
 
         Returns:
             The number of deleted ``"messages"``, of ``"facts"`` that have lost words,
@@ -544,8 +535,7 @@ class MemoryStore(SQLAlchemyChatStore):
         need no older key. Rows that cannot be read stay as they are.
 
         Args:
-            vacuum: Whether ``vacuum`` follows, without which plain words may still be
-                in the file.
+            vacuum: Whether ``vacuum`` follows, which clears plain words from the file.
 
         Returns:
             ``"encrypted"``: the number of sessions, and of users with facts, that have
@@ -570,11 +560,10 @@ class MemoryStore(SQLAlchemyChatStore):
                 encrypt_within, place, seconds=_REWRITE_SECONDS
             )
         await self.database.run(mark)
-        vacuumed = vacuum and await self.vacuum()
         return {
             "encrypted": len(places),
             "unreadable": unreadable,
-            "vacuumed": vacuumed,
+            "vacuumed": vacuum and await self.vacuum(),
         }
 
     async def vacuum(self) -> bool:

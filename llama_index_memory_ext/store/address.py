@@ -40,6 +40,11 @@ _DRIVERS = {
     "postgresql+asyncpg": "postgresql+psycopg",
     "postgresql+psycopg": "postgresql+psycopg",
 }
+# The statement with which the connections of a store that only reads begin.
+READ_ONLY = {
+    "sqlite": "PRAGMA query_only = ON",
+    "postgresql": "SET default_transaction_read_only = on",
+}
 # What to do about a connection that cannot be opened, and about a refused call.
 _CONNECTION_HINTS = {
     "sqlite": "See whether it is a database of SQLite, and whether you may read it and write to its folder.",

@@ -11,11 +11,7 @@ from llama_index.core.bridge.pydantic import ValidationError
 from llama_index_memory_ext.agent_view import ALL_FACTS, SHARED_FACTS, AgentView
 from llama_index_memory_ext.errors import EncryptionError, FactError
 from llama_index_memory_ext.fact import Fact, duplicate_key, mark_edited, retire
-from llama_index_memory_ext.store.readers import (
-    find_rows,
-    has_session,
-    rows_by_id,
-)
+from llama_index_memory_ext.store.readers import find_rows, has_session, rows_by_id
 from llama_index_memory_ext.store.rows import FactsVersion
 from llama_index_memory_ext.store.tables import display_name
 from llama_index_memory_ext.store.transaction import (
@@ -57,7 +53,10 @@ NOTHING_READ = FactChanges(epoch=0, change=0, fresh=True, facts=[])
 PAGE_FACTS = 500
 
 
-_SELECT_VERSION = "SELECT epoch, change FROM {users} WHERE namespace = :namespace"
+_SELECT_VERSION = """
+SELECT COALESCE(MAX(epoch), 0) AS epoch, COALESCE(MAX(change), 0) AS change FROM {users}
+WHERE namespace = :namespace
+"""
 _SELECT_FACTS = """
 SELECT id, agent_id, change, data, session_id, said_by FROM {facts}
 WHERE namespace = :namespace AND change > :seen
@@ -132,10 +131,7 @@ def select_facts(
 
 def read_version(tx: Transaction, namespace: str) -> FactsVersion:
     """Return the version of the facts of a namespace; 0 and 0 before the first fact."""
-    row = tx.execute(_SELECT_VERSION, namespace=namespace).first()
-    if row is None:
-        return FactsVersion(epoch=0, change=0)
-    return FactsVersion(row.epoch, row.change)
+    return FactsVersion(*tx.execute(_SELECT_VERSION, namespace=namespace).one())
 
 
 def put_facts(
@@ -403,8 +399,11 @@ def link_session(tx: Transaction, session_id: str) -> None:
     tx.lock((), owners)
     for namespace in owners:
         facts = parse_facts(tx, namespace, select_facts(tx, namespace)).values()
-        of_session = [fact for fact in facts if fact.session_id == session_id]
-        unlinked = [fact for fact in of_session if not fact.message_ids]
+        unlinked = [
+            fact
+            for fact in facts
+            if fact.session_id == session_id and not fact.message_ids
+        ]
         put_facts(tx, namespace, _link_facts(tx, namespace, unlinked))
 
 

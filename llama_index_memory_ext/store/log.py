@@ -17,10 +17,7 @@ from llama_index_memory_ext.store.readers import (
     rows_by_id,
     rows_by_message_id,
 )
-from llama_index_memory_ext.store.rows import (
-    LogRow,
-    messages_of,
-)
+from llama_index_memory_ext.store.rows import LogRow, messages_of
 from llama_index_memory_ext.store.tables import (
     ACTIVE,
     ARCHIVED,
@@ -102,16 +99,11 @@ def set_statuses(
     """
     flushed = [row for row in stored[:archived] if row.is_active]
     if flushed:
-        archive_rows(tx, key, flushed[-1].id)
+        tx.execute(_ARCHIVE_ROWS, key=key, last=flushed[-1].id)
     reactivated = [row for row in stored[archived:] if not row.is_active]
     if reactivated:
         tx.execute(_ACTIVATE_ROWS, key=key, first=reactivated[0].id)
     return messages_of(flushed)
-
-
-def archive_rows(tx: Transaction, key: str, last_id: int) -> None:
-    """Move the active rows up to the row ``last_id`` into the log."""
-    tx.execute(_ARCHIVE_ROWS, key=key, last=last_id)
 
 
 def insert_messages(
@@ -137,9 +129,7 @@ def insert_messages(
     rows = []
     for i, message in enumerate(messages):
         data = storable(message)
-        speaker = user_id
-        if speakers:
-            speaker = speakers.get(_words_of(data), user_id)
+        speaker = speakers.get(_words_of(data), user_id)
         rows.append(
             {
                 "key": key,
@@ -152,8 +142,8 @@ def insert_messages(
         )
     tx.execute(_INSERT_ROW, rows)
     _store_message_ids(tx, key, rows)
-    flushed = rows[: max(archived, 0)]
-    return [ChatMessage.model_validate(row["data"]) for row in flushed]
+    flushed = [row["data"] for row in rows if row["status"] == ARCHIVED]
+    return [ChatMessage.model_validate(data) for data in flushed]
 
 
 def delete_rows(tx: Transaction, key: str, ids: Sequence[int]) -> int:
@@ -199,7 +189,7 @@ def archive_oldest(tx: Transaction, key: str, count: int) -> list[LogRow]:
     """Move the oldest active rows, at most ``count``, into the log, and return them."""
     oldest = find_rows(tx, key, [ACTIVE], limit=count)
     if oldest:
-        archive_rows(tx, key, oldest[-1].id)
+        tx.execute(_ARCHIVE_ROWS, key=key, last=oldest[-1].id)
     return oldest
 
 

@@ -422,24 +422,21 @@ def count_messages(
     tx: Transaction,
     key: str,
     *,
-    status: str | None = None,
+    statuses: Sequence[str] = ALL_STATUSES,
     reader: str = "",
     after: int = 0,
     last: int = LAST_ID,
 ) -> int:
-    """Return the number of messages behind the row ``after``, up to ``last``, that a reader has not read.
-
-    Without a ``status``, messages of any status count.
-    """
-    count: int = tx.execute(
+    """Return the number of messages behind the row ``after``, up to ``last``, that a reader has not read."""
+    result = tx.execute(
         _COUNT_UNREAD,
         key=key,
         reader=reader,
-        statuses=[status] if status else ALL_STATUSES,
+        statuses=statuses,
         after=after,
         last=last,
-    ).scalar_one()
-    return count
+    )
+    return int(result.scalar_one())
 
 
 class Readers:
@@ -460,7 +457,7 @@ class Readers:
     page = reads(read_page)
     unread = reads(read_unread)
     state = reads(read_state)
-    names = reads(reader_names)
+
     sessions_of_reader = reads(sessions_of_reader)
     unread_elsewhere = reads(unread_elsewhere)
     has_session = reads(has_session)

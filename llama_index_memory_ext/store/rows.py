@@ -190,11 +190,11 @@ class CursorState(NamedTuple):
 class FactsVersion(NamedTuple):
     """The version of a namespace of facts: ``epoch`` changes with a deletion, ``change`` grows with each change."""
 
-    epoch: int
-    change: int
+    epoch: int = 0
+    change: int = 0
 
 
-_NO_FACTS = FactsVersion(epoch=0, change=0)
+_NO_FACTS = FactsVersion()
 
 
 @dataclass(frozen=True, slots=True)

@@ -229,17 +229,18 @@ def _speakers_in(
     Without a user, no message names one. A MessageError if a message names another user
     in a session that is not shared.
     """
-    if access is None or access.user_id is None:
-        return set()
-    user_id = access.user_id
-    speakers = {speaker_of_row(message, user_id) for message in messages}
-    speakers -= {user_id, None}
-    if speakers and not access.shared:
+    user_id = access.user_id if access else None
+    speakers = set()
+    for message in messages:
+        speaker = speaker_of_row(message, user_id)
+        if speaker and speaker != user_id:
+            speakers.add(speaker)
+    if speakers and not (access and access.shared):
         raise MessageError(
             f"Expected additional_kwargs[{SPEAKER_KEY!r}] of a message to be the user_id of the memory; got another "
             "user, whose words would become facts of the memory's user. Open the session with shared=True."
         )
-    return {speaker for speaker in speakers if speaker}
+    return speakers
 
 
 class Log:

@@ -15,6 +15,7 @@ from llama_index_memory_ext import (
 )
 from llama_index_memory_ext.events import FactsInjectedEvent
 from llama_index_memory_ext.store import MemoryStore
+from llama_index_memory_ext.store.readers import reader_names
 from tests.conversation import assistant, calling, result, sent_text, user
 from tests.forked import run_forked
 from tests.memories import OpenMemory, OpenPlainMemory
@@ -396,12 +397,12 @@ async def test_its_cursor_holds_no_deletion_back(open_memory: OpenMemory) -> Non
     memory = open_memory(chat_store=store, **OPTIONS)
     await with_facts(memory)
     await ask(memory)
-    names = await store.readers.names("chat")
+    names = await store.database.run(reader_names, "chat", writes=False)
     assert any(name.startswith("profile ") for name in names)
     deleted = await store.aretain(messages=1, vacuum=False)
     assert (deleted["messages"] > 0, deleted["unread"]) == (True, 0)
     await memory.aforget()
-    assert await store.readers.names("chat") == []
+    assert await store.database.run(reader_names, "chat", writes=False) == []
 
 
 async def test_no_text_forges_it(open_memory: OpenMemory) -> None:
