@@ -271,6 +271,20 @@ async def test_a_copy_of_a_fact_goes_with_the_person(store: MemoryStore) -> None
     assert await contents(store, "anna") == ["Lives in Annville1"]
 
 
+async def test_a_copy_of_a_fact_that_cannot_be_read_goes_with_the_person(
+    store: MemoryStore,
+) -> None:
+    """Nothing says whether the copy has other words."""
+    ann = on(store, "ann")
+    await tell(ann, "I live in Annville1.")
+    facts = [without_origin(fact) for fact in await ann.facts.alist()]
+    await store.facts.write("archive", facts)
+    damage = "UPDATE {facts} SET data = :data WHERE namespace = :namespace"
+    await store.database.run(lambda tx: tx.execute(damage, data=[], namespace="ann"))
+    await store.forget_user("ann", vacuum=False)
+    assert await contents(store, "archive") == []
+
+
 async def test_retention_reaches_the_facts_of_every_reader(store: MemoryStore) -> None:
     await tell(on(store, "ann"), "I live in Annville1.", "I live in Annville2.")
     await store.aretain(messages=1, vacuum=False)

@@ -184,6 +184,26 @@ async def test_what_was_read_before_a_take_over_is_read_again(
     )
 
 
+async def test_a_session_is_taken_over_by_a_user_who_has_read_it_before(
+    store: MemoryStore,
+) -> None:
+    """The cursor of that user stays where it is."""
+    reader = "profile of ann"
+    profile = f"profile of {SessionAccess().user_in('chat')}"
+    nobody = SessionAccess()
+    await store.log.append(
+        "chat", [user("One.")], len, access=nobody, readers=[profile]
+    )
+    page = await store.readers.unread("chat", reader)
+    row_id = page.rows[0].id
+    assert await store.readers.move("chat", reader, epoch=page.epoch, old=0, new=row_id)
+    await store.log.append(
+        "chat", [user("Two.")], len, access=SessionAccess("ann"), readers=[reader]
+    )
+    assert (await store.readers.state("chat", reader)).position == row_id
+    assert await store.owners.users_of_session("chat") == ["ann"]
+
+
 # ---- a session of several ------------------------------------------------------------------------------------
 
 

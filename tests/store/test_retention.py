@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from llama_index.core.storage.chat_store.base_db import MessageStatus
 
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore, SettingError
 from llama_index_memory_ext.store.deletion import Remaining, without_words
+from llama_index_memory_ext.store.rows import SessionAccess
 from llama_index_memory_ext.store.transaction import Transaction
 from tests.conversation import assistant, calling, record, result, sent_text, user
 from tests.databases import OpenStore
@@ -241,6 +243,25 @@ async def test_unread_messages_stay_until_they_are_read_or_named(
     await memory.aflush()
     assert likes(server.requests) == [["tea"], ["milk"]]
     await memory.facts_block.aclose()
+
+
+async def test_a_turn_stays_until_the_slowest_reader_has_read_all_of_it(
+    store: MemoryStore,
+) -> None:
+    """A cursor may be within a turn."""
+    names = ["facts of ann", "facts of bob"]
+    for name, word in (("ann", "tea"), ("bob", "milk")):
+        access = SessionAccess(name, shared=True)
+        await store.log.append("chat", turn(word), len, access=access, readers=names)
+    first, second, *_, last = await store.readers.find("chat")
+    epoch = (await store.readers.unread("chat", "")).epoch
+    move = partial(store.readers.move, "chat", epoch=epoch)
+    assert await move(names[0], old=0, new=last.id)
+    for old, row in ((0, first), (first.id, second)):
+        assert (await store.aretain(messages=2))["unread"] == 2
+        assert await move(names[1], old=old, new=row.id)
+    assert (await store.aretain(messages=2))["messages"] == 2
+    assert await said(store) == ["Tell milk.", "Told milk."]
 
 
 def test_a_quote_of_two_messages_leaves_a_fact_with_one_of_them() -> None:
