@@ -7,6 +7,7 @@ import json
 import re
 import signal
 import subprocess
+from collections.abc import Callable, Coroutine
 from itertools import product
 from typing import Any
 
@@ -16,6 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore, StoreError
+from llama_index_memory_ext.store.rows import SessionAccess
 from tests.conversation import assistant, record, sent_text, user
 from tests.databases import ENGINES_AT, OpenStore, ask, engine_at
 from tests.forked import python_command
@@ -24,6 +26,7 @@ from tests.openai_server import Message, serve
 from tests.record.test_running_summary import count_up, summary_in
 from tests.scripted_models import client_without_connections
 from tests.store.frozen import holding
+from tests.store.test_encryption import until_a_statement_waits
 
 NO_FACTS: dict[str, Any] = {"extract_facts": False, "facts_token_limit": 0}
 # Which of its commits a process does not live to see: its 16 messages alone make more than 12.
@@ -322,3 +325,44 @@ async def test_tables_of_another_schema_and_name_are_apart(
         assert [message.content for message in await store.get_messages("chat")] == [
             f"I like place {i}."
         ]
+
+
+DELETIONS: dict[str, Callable[[MemoryStore], Coroutine[Any, Any, dict[str, int]]]] = {
+    "old turns": lambda store: store.aretain(messages=2, vacuum=False),
+    "a user": lambda store: store.forget_user("bob", vacuum=False),
+}
+
+
+@pytest.mark.parametrize("delete", DELETIONS.values(), ids=list(DELETIONS))
+async def test_a_deletion_waits_for_a_writer_of_the_facts_that_it_changes(
+    postgres_uri: str,
+    open_store: OpenStore,
+    delete: Callable[[MemoryStore], Coroutine[Any, Any, dict[str, int]]],
+) -> None:
+    """Otherwise both changes had one number, and who has read the one would never read the other."""
+    store = open_store(postgres_uri)
+    for name, word in (("bob", "milk"), ("ann", "tea")):
+        turn = [user(f"I like {word}."), assistant("Fine.")]
+        access = SessionAccess(name, shared=True)
+        await store.log.append("chat", turn, len, access=access)
+    fact = Fact(
+        content="Likes tea",
+        quote="I like tea.",
+        source="I like milk.\nI like tea.",
+        session_id="chat",
+        message_ids=((await store.readers.find("chat"))[2].id,),
+    )
+    await store.facts.write("ann", [fact])
+    before = await store.facts.read("ann")
+    engine = create_async_engine(postgres_uri)
+    async with engine.begin() as writer:
+        await writer.exec_driver_sql(
+            "UPDATE llama_index_memory_users SET change = change + 1 WHERE namespace = 'ann'"
+        )
+        deletion = asyncio.create_task(delete(store))
+        await until_a_statement_waits(postgres_uri)
+    await deletion
+    await engine.dispose()
+    seen = before._replace(change=before.change + 1)
+    changes = await store.facts.read("ann", seen)
+    assert (changes.fresh, [fact.source for fact in changes.facts]) == (True, [""])
