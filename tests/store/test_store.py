@@ -205,6 +205,28 @@ async def test_a_moved_cursor_hides_what_is_behind_it_from_its_reader_only(
     assert await store.readers.state("chat", "reader") == (0, None)
 
 
+async def test_a_copy_has_the_state_of_a_reader_that_has_read_nothing_behind_its_end(
+    store: MemoryStore,
+) -> None:
+    """A summary would hold words that are not in the copy."""
+    talk = [user("one"), user("two"), user("three")]
+    for i, message in enumerate(talk):
+        message.additional_kwargs["message_id"] = i
+    await store.log.append("chat", talk, len)
+    page = await store.readers.unread("chat", "reader")
+    last = page.rows[1].id
+    state = {"summary": "They said one and two."}
+    assert await store.readers.move(
+        "chat", "reader", epoch=page.epoch, old=0, new=last, state=state
+    )
+    for end, copied in ((0, None), (1, state)):
+        name = f"until {end}"
+        await store.owners.branch("chat", name, SessionAccess(), end, with_end=True)
+        cursor = await store.readers.state(name, "reader")
+        rows = await store.readers.find(name)
+        assert cursor == (rows[-1].id if copied else 0, copied)
+
+
 @pytest.mark.parametrize(
     "change", ["delete_messages", "set_messages", "delete_message"]
 )
