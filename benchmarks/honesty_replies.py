@@ -16,6 +16,8 @@ from benchmarks.command import shown
 from benchmarks.honesty_cases import SAID_AT, cases_of, load
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryToolSpec, TokenCounter
 from llama_index_memory_ext.errors import FactReplyError, SummaryReplyError
+from llama_index_memory_ext.fact import CATEGORIES
+from llama_index_memory_ext.learning.budget import RequestBudget
 from llama_index_memory_ext.learning.prompt import extraction_prompt
 from llama_index_memory_ext.learning.report import ask_for_facts
 from llama_index_memory_ext.learning.validation import validate_reply
@@ -93,8 +95,12 @@ async def malformed_read(folder: Path) -> tuple[int, int, int]:
 
 async def _stored(llm: ScriptedModel, lines: Sequence[Utterance]) -> int:
     try:
-        reply, _ = await ask_for_facts(
-            llm, extraction_prompt(lines, [], said_on=SAID_AT.date())
+        reply = await ask_for_facts(
+            llm,
+            extraction_prompt(lines, [], said_on=SAID_AT.date()),
+            categories=CATEGORIES,
+            answer_tokens=RequestBudget().answer,
+            responses=[],
         )
     except FactReplyError:
         return 0

@@ -47,6 +47,7 @@ from llama_index_memory_ext.checks.clauses import closest_clause, denies, senten
 from llama_index_memory_ext.checks.evidence import find_quote
 from llama_index_memory_ext.errors import FactReplyError
 from llama_index_memory_ext.fact import CATEGORIES, Fact
+from llama_index_memory_ext.learning.budget import RequestBudget
 from llama_index_memory_ext.learning.prompt import extraction_prompt
 from llama_index_memory_ext.learning.rejections import CHECKS, Check
 from llama_index_memory_ext.learning.reply import NewFact, read_facts
@@ -157,7 +158,13 @@ async def ask(llm: Model, dialogue: dict[str, Any]) -> dict[str, Any]:
     responses: list[ChatResponse] = []
     started = time.perf_counter()
     try:
-        await ask_for_facts(llm, prompt, responses=responses)
+        await ask_for_facts(
+            llm,
+            prompt,
+            categories=CATEGORIES,
+            answer_tokens=RequestBudget().answer,
+            responses=responses,
+        )
     except FactReplyError:
         # An answer that cannot be read is counted as such.
         pass

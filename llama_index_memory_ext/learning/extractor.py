@@ -100,8 +100,8 @@ class Extractor:
     usage: dict[str, Usage]
     max_facts: int | None
     min_confidence: float
-    review: bool = False
-    at_once: bool = False
+    review: bool
+    at_once: bool
     uncounted: list[Usage] = field(default_factory=list)
 
     @property
@@ -257,14 +257,14 @@ class Extractor:
         """Return the reply of the model, with the known facts that end."""
         llm = self.block.chosen_llm()
         with self._counted(request.messages) as responses:
-            reply, response = await ask_for_facts(
+            reply = await ask_for_facts(
                 llm,
                 request.messages,
                 categories=self.planner.categories,
                 answer_tokens=request.answer_tokens,
                 responses=responses,
             )
-        if was_truncated(response) and request.batch.turns > 1:
+        if was_truncated(responses[-1]) and request.batch.turns > 1:
             raise TruncatedReplyError(
                 "Expected a whole answer; it was cut off. Each half of the turns is read alone next."
             )
@@ -431,8 +431,9 @@ class Extractor:
         reply = extracted.reply
         # Also new facts over ``max_facts``.
         retired = [fact for fact in extracted.changed if fact.retired]
-        waiting = [fact for fact in extracted.changed if fact.pending]
-        pending = [fact for fact in waiting if not fact.retired]
+        pending = [
+            fact for fact in extracted.changed if fact.pending and not fact.retired
+        ]
         send(
             FactsExtractedEvent(
                 session_id=self.session_id,

@@ -13,8 +13,6 @@ from llama_index.core.types import PydanticProgramMode
 from pydantic import BaseModel, ConfigDict, Field
 
 from llama_index_memory_ext.errors import FactReplyError
-from llama_index_memory_ext.fact import CATEGORIES
-from llama_index_memory_ext.learning.budget import RequestBudget
 from llama_index_memory_ext.learning.reply import (
     TOO_LONG,
     NewFact,
@@ -90,11 +88,11 @@ async def ask_for_facts(
     llm: LLM,
     messages: Sequence[ChatMessage],
     *,
-    categories: Categories = CATEGORIES,
-    answer_tokens: int = RequestBudget().answer,
-    responses: list[ChatResponse] | None = None,
-) -> tuple[list[NewFact], ChatResponse]:
-    """Return the entries of a model's reply to an ``extraction_prompt``, and the response.
+    categories: Categories,
+    answer_tokens: int,
+    responses: list[ChatResponse],
+) -> list[NewFact]:
+    """Return the entries of a model's reply to an ``extraction_prompt``.
 
     A function-calling model replies through a tool, and any other model in JSON. So
     does a model with ``pydantic_program_mode="llm"``. If the answer cannot be read, the
@@ -108,15 +106,13 @@ async def ask_for_facts(
         FactReplyError: Neither answer can be read, or the first was refused or cut.
         Exception: Any error of the model.
     """
-    if responses is None:
-        responses = []
     send = partial(_send, llm, answer_tokens, responses)
     response = await send(messages, by_tool=can_call(llm))
     # The server may have refused the tool.
     by_tool = can_call(llm)
     read = partial(_read_response, tuple(categories))
     try:
-        return await asyncio.to_thread(read, response, by_tool), response
+        return await asyncio.to_thread(read, response, by_tool)
     except FactReplyError as error:
         ignores_tool = by_tool and not takes(llm, "tools")
         # A refusal stays a refusal, and an answer that was cut would be cut again.
@@ -130,7 +126,7 @@ async def ask_for_facts(
     reply = await asyncio.to_thread(read, response, by_tool)
     if not by_tool:
         remember(llm, "tools", accepted=False)
-    return reply, response
+    return reply
 
 
 async def _send(

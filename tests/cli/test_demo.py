@@ -21,7 +21,6 @@ from llama_index_memory_ext.apps.cli import describe_error
 from llama_index_memory_ext.apps.demo import _CONVERSATION, choose_model
 from llama_index_memory_ext.fact import Fact
 from llama_index_memory_ext.learning.prompt import extraction_prompt
-from llama_index_memory_ext.learning.report import ask_for_facts
 from llama_index_memory_ext.learning.validation import ValidatedReply, validate_reply
 from llama_index_memory_ext.models.offline import (
     ABOUT,
@@ -39,6 +38,7 @@ from tests.cli.terminal import (
     run,
 )
 from tests.forked import python_command
+from tests.learning.learning import ask_model
 from tests.memories import OpenMemory
 from tests.memory.test_network import watching
 from tests.openai_server import Message, fail, say, serve
@@ -236,7 +236,7 @@ async def extracted(*said: str, known: tuple[str, ...] = ()) -> ValidatedReply:
     now = datetime(2026, 11, 20, tzinfo=timezone.utc)
     lines = [Utterance(i, "user", text) for i, text in enumerate(said, 1)]
     facts = [Fact(id=content, content=content) for content in known]
-    reply, _ = await ask_for_facts(
+    reply = await ask_model(
         OfflineModel(), extraction_prompt(lines, facts, said_on=now.date())
     )
     return validate_reply(reply, lines, facts, now=now)

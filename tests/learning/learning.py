@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from llama_index.core.llms import ChatMessage
+from llama_index.core.llms import LLM, ChatMessage
 from llama_index.llms.openai import OpenAI
 
 from llama_index_memory_ext import CondensedMemory
 from llama_index_memory_ext.fact import CATEGORIES
+from llama_index_memory_ext.learning.categories import Categories
 from llama_index_memory_ext.learning.reply import NewFact, read_facts
+from llama_index_memory_ext.learning.report import ask_for_facts
 from tests.conversation import assistant, user
 from tests.memories import OpenMemory
 from tests.openai_server import Message, Model, OpenAIServer, call, say
@@ -41,6 +43,15 @@ def learner(messages: list[Message], tools: list[str]) -> Message:
         )
     ]
     return call(("call_1", "report_facts", {"facts": found}))
+
+
+async def ask_model(
+    llm: LLM, prompt: Sequence[ChatMessage], categories: Categories = CATEGORIES
+) -> list[NewFact]:
+    """The entries of a model's reply to a request, of at most 4,000 tokens."""
+    return await ask_for_facts(
+        llm, prompt, categories=categories, answer_tokens=4_000, responses=[]
+    )
 
 
 def parse_reply(text: str) -> list[NewFact]:

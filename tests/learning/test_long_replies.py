@@ -13,9 +13,9 @@ from llama_index.core.base.llms.types import ChatMessage, ChatResponse, ToolCall
 from llama_index_memory_ext import CondensedMemory, OfflineModel
 from llama_index_memory_ext.checks.evidence import Source
 from llama_index_memory_ext.errors import FactReplyError
-from llama_index_memory_ext.learning.report import ask_for_facts
 from llama_index_memory_ext.text.messages import MOST_CHARACTERS, is_longer
 from llama_index_memory_ext.text.turns import Utterance
+from tests.learning.learning import ask_model
 from tests.ticks import ticking
 
 LENGTH = 40_000_000
@@ -77,13 +77,11 @@ async def test_the_event_loop_goes_on_while_a_reply_of_40_mb_is_refused(
 async def test_a_reply_that_is_too_long_is_told_apart() -> None:
     text = json.dumps({"new_facts": [FACT]}) + "x" * MOST_CHARACTERS
     with pytest.raises(FactReplyError, match="more than 400,000 characters"):
-        await ask_for_facts(Answering(answer=answered(text)), [ChatMessage("?")])
+        await ask_model(Answering(answer=answered(text)), [ChatMessage("?")])
     thoughts = (
         f"<think>{'Hm. ' * MOST_CHARACTERS}</think>{json.dumps({'new_facts': [FACT]})}"
     )
-    reply, _ = await ask_for_facts(
-        Answering(answer=answered(thoughts)), [ChatMessage("?")]
-    )
+    reply = await ask_model(Answering(answer=answered(thoughts)), [ChatMessage("?")])
     assert [fact.content for fact in reply] == ["Likes green tea"]
 
 
@@ -92,7 +90,7 @@ async def test_arguments_too_deep_for_json_cannot_be_read() -> None:
     for _ in range(100_000):
         deep = {"a": deep}
     with pytest.raises(FactReplyError):
-        await ask_for_facts(Answering(answer=called(deep)), [ChatMessage("?")])
+        await ask_model(Answering(answer=called(deep)), [ChatMessage("?")])
 
 
 def test_a_value_is_counted_with_all_that_is_in_it() -> None:

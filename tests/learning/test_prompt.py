@@ -28,10 +28,9 @@ from llama_index_memory_ext.fact import Fact
 from llama_index_memory_ext.learning.budget import RequestBudget, request_budget
 from llama_index_memory_ext.learning.categories import check_categories
 from llama_index_memory_ext.learning.prompt import extraction_prompt
-from llama_index_memory_ext.learning.report import ask_for_facts
 from llama_index_memory_ext.text.turns import Utterance
 from llama_index_memory_ext.words import visible
-from tests.learning.learning import parse_reply
+from tests.learning.learning import ask_model, parse_reply
 from tests.openai_server import Message, call, say
 from tests.scripted_models import StartClient, StartModel
 
@@ -179,7 +178,7 @@ async def test_a_function_calling_model_reports_through_a_tool(
     llm, server = start_model(
         lambda messages, tools: call(("call_1", "report_facts", ARGUMENTS))
     )
-    reply = (await ask_for_facts(llm, PROMPT))[0]
+    reply = await ask_model(llm, PROMPT)
     assert [fact.content for fact in reply] == ["Prefers pytest"]
     (body,) = server.bodies
     assert [tool["function"]["name"] for tool in body["tools"]] == ["report_facts"]
@@ -221,9 +220,9 @@ async def test_the_calls_of_an_answer_are_one_reply(
     llm, _ = start_model(model)
     if read is None:
         with pytest.raises(FactReplyError):
-            await ask_for_facts(llm, PROMPT)
+            await ask_model(llm, PROMPT)
         return
-    reply, _ = await ask_for_facts(llm, PROMPT)
+    reply = await ask_model(llm, PROMPT)
     assert [fact.content for fact in reply] == read
 
 
@@ -234,7 +233,7 @@ async def test_a_model_set_to_text_reads_the_same_prompt(
     llm, server = start_client(
         OpenAI, answering(f"Here you are:\n{json.dumps(ARGUMENTS)}"), **IN_TEXT
     )
-    reply = (await ask_for_facts(llm, PROMPT))[0]
+    reply = await ask_model(llm, PROMPT)
     assert [fact.content for fact in reply] == ["I prefer pytest"]
     (body,) = server.bodies
     assert not {"tools", "response_format"} & body.keys()
@@ -247,7 +246,7 @@ async def test_a_model_set_to_text_reads_the_same_prompt(
 @pytest.mark.parametrize("is_chat_model", [True, False])
 async def test_a_text_only_model_is_asked_for_json(is_chat_model: bool) -> None:
     llm = Scripted(text=f"Sure!\n{json.dumps(ARGUMENTS)}", is_chat_model=is_chat_model)
-    reply = (await ask_for_facts(llm, PROMPT))[0]
+    reply = await ask_model(llm, PROMPT)
     assert [fact.content for fact in reply] == ["I prefer pytest"]
     assert "I prefer pytest." in llm.prompts[0]
     assert 'in this form:\n[{"message": 1' in llm.prompts[0]
@@ -268,7 +267,7 @@ async def test_an_answer_that_cannot_be_read_is_asked_for_once_more_with_the_rea
     answers = [broken, json.dumps(ARGUMENTS), broken, broken]
     llm, server = start_model(lambda messages, tools: answer(answers.pop(0), tools))
     llm.pydantic_program_mode = mode
-    reply = (await ask_for_facts(llm, PROMPT))[0]
+    reply = await ask_model(llm, PROMPT)
     assert [fact.quote for fact in reply] == ["I prefer pytest"]
     first, second = (str(request[-1]["content"]) for request in server.requests)
     assert second.startswith(first)
@@ -277,7 +276,7 @@ async def test_an_answer_that_cannot_be_read_is_asked_for_once_more_with_the_rea
         second.removeprefix(first),
     )
     with pytest.raises(FactReplyError):
-        await ask_for_facts(llm, PROMPT)
+        await ask_model(llm, PROMPT)
     assert len(server.requests) == 4
 
 
@@ -286,14 +285,14 @@ async def test_an_empty_answer_is_nothing_new_and_the_prompt_stays_as_it_was(
     text: str,
 ) -> None:
     before = [message.model_copy(deep=True) for message in PROMPT]
-    assert (await ask_for_facts(Scripted(text=text), PROMPT))[0] == []
+    assert await ask_model(Scripted(text=text), PROMPT) == []
     assert before == PROMPT
 
 
 async def test_a_model_that_repeats_its_prompt_has_not_answered() -> None:
     """Not even "nothing", which would be the end of what it was to read."""
     with pytest.raises(FactReplyError):
-        await ask_for_facts(MockLLM(), PROMPT)
+        await ask_model(MockLLM(), PROMPT)
 
 
 def test_no_part_of_the_form_is_an_answer() -> None:
@@ -319,7 +318,7 @@ async def test_an_answer_without_a_reply_is_refused(
     """Of one that was cut or filtered nothing may be left, which would be "nothing new"."""
     llm, _ = start_model(lambda messages, tools: message)
     with pytest.raises(FactReplyError):
-        await ask_for_facts(llm, PROMPT)
+        await ask_model(llm, PROMPT)
 
 
 @pytest.mark.parametrize(
@@ -342,7 +341,7 @@ async def test_categories_of_a_program_replace_ours_everywhere(
     assert f"one of {listed}." in str(prompt[0].content)
     for mode in (PydanticProgramMode.DEFAULT, PydanticProgramMode.LLM):
         llm.pydantic_program_mode = mode
-        reply = (await ask_for_facts(llm, prompt, categories=categories))[0]
+        reply = await ask_model(llm, prompt, categories=categories)
         assert [fact.category for fact in reply] == [
             "Diet",
             "Diet",

@@ -11,9 +11,8 @@ from llama_index.llms.openai import OpenAI
 
 from llama_index_memory_ext import Fact, TokenCounter
 from llama_index_memory_ext.errors import FactReplyError
-from llama_index_memory_ext.learning.report import ask_for_facts
 from tests.conversation import assistant, user
-from tests.learning.learning import Learns, contents, learner, talk
+from tests.learning.learning import Learns, ask_model, contents, learner, talk
 from tests.learning.test_prompt import ARGUMENTS, PROMPT
 from tests.openai_server import Message, OpenAIServer, call, fail, say
 from tests.scripted_models import StartClient
@@ -206,7 +205,7 @@ async def test_a_server_that_refuses_tools_is_asked_in_text_from_then_on(
         Small, lambda messages, tools: refused if tools else read
     )
     for _ in range(2):
-        assert (await ask_for_facts(llm, PROMPT))[0][0].ends == 2
+        assert (await ask_model(llm, PROMPT))[0].ends == 2
     assert ["tools" in body for body in server.bodies] in (
         [True, False, False],
         [True, True, False, False],
@@ -222,9 +221,9 @@ async def test_a_model_that_has_called_the_tool_before_is_not_asked_in_text(
         *[say("I cannot help with that.")] * 2,
     ]
     llm, server = start_client(Small, lambda messages, tools: answers.pop(0))
-    await ask_for_facts(llm, PROMPT)
+    await ask_model(llm, PROMPT)
     with pytest.raises(FactReplyError):
-        await ask_for_facts(llm, PROMPT)
+        await ask_model(llm, PROMPT)
     assert ["tools" in body for body in server.bodies] == [True, True, True]
 
 
@@ -234,5 +233,5 @@ async def test_no_words_where_a_call_was_asked_for_are_not_nothing(
     llm, server = start_client(
         Small, lambda messages, tools: say("" if tools else json.dumps(ARGUMENTS))
     )
-    assert (await ask_for_facts(llm, PROMPT))[0][0].ends == 2
+    assert (await ask_model(llm, PROMPT))[0].ends == 2
     assert len(server.requests) == 2
