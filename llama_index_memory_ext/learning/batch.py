@@ -43,7 +43,6 @@ _CONTEXT_ROWS = 10
 _CONTEXT_CHARACTERS = 1_000
 # Characters of a tool's result that are compared with a fact of an agent.
 _RESULT_CHARACTERS = 20_000
-_ANY_NUMBER = sys.maxsize
 
 
 class Due(NamedTuple):
@@ -58,7 +57,7 @@ class Due(NamedTuple):
     """
 
     turns: int = 0
-    tokens: int = _ANY_NUMBER
+    tokens: int = sys.maxsize
     last_left: int = 0
     answered: bool = False
 
@@ -123,7 +122,7 @@ class BatchReader:
     session_id: str
     reader: str
     block: LogBlock
-    is_own: bool = False
+    is_own: bool
 
     async def unread_rows(self) -> LogPage:
         """Register the session as the user's if it is not, and return the unread rows.
@@ -154,10 +153,10 @@ class BatchReader:
         rows = unread.rows
         lines = await self._lines_of(rows, budget)
         end = _readable_end(rows, lines, answered=due.answered)
-        starts = [line.is_users for line in lines[:end]]
-        texts = [sent_part(line) for line in lines[:end]]
-        count = self.block.tokenizer_fn.count
-        tokens = await asyncio.to_thread(lambda: list(map(count, texts)))
+        lines = lines[:end]
+        starts = [line.is_users for line in lines]
+        counts = map(self.block.tokenizer_fn.count, map(sent_part, lines))
+        tokens = await asyncio.to_thread(list, counts)
         # A full page is read in any case: the rows behind it are not counted here.
         is_full = len(rows) == _BATCH_ROWS
         if not is_full and not any(starts):

@@ -10,7 +10,6 @@ from llama_index_memory_ext.events import Rejection
 from llama_index_memory_ext.fact import ENDING, ONLY_ENDS, Fact, duplicate_key, retire
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from datetime import datetime
 
     from llama_index_memory_ext.facts.user_facts import UserFacts
@@ -59,8 +58,8 @@ def pending_reply(valid: ValidatedReply, user_facts: UserFacts) -> ValidatedRepl
     """Return a validated reply whose new facts, and the facts that they end, wait for a person.
 
     A fact that ends without a replacement waits as a pending fact that says so. A fact
-    that the user wants forgotten does not wait. A new fact that is pending already, or
-    was rejected, is left out.
+    that the user wants forgotten does not wait, nor does a pending fact without a
+    replacement. A new fact that is pending already, or was rejected, is left out.
     """
     new = {
         fact.id: fact.model_copy(update={"pending": True}) for fact in valid.accepted
@@ -69,14 +68,21 @@ def pending_reply(valid: ValidatedReply, user_facts: UserFacts) -> ValidatedRepl
     ended_now = []
     for ending in valid.retired:
         old = user_facts.facts[ending.id]
-        if _ends_at_once(ending, old):
+        ends_pending = old.pending and not ending.replaced_by
+        if ending.retired_by == "request" or ends_pending:
             ended_now.append(ending)
         else:
             replacement = pending.get(ending.replaced_by or "")
             fact = _with_ending(replacement, ending, old)
             new[fact.id] = fact
-    decided = (*user_facts.pending, *user_facts.rejected)
-    accepted = [fact for fact in new.values() if not _is_repeated(fact, decided)]
+    decided = {
+        duplicate_key(fact.content)
+        for fact in (*user_facts.pending, *user_facts.rejected)
+        if fact.id not in new
+    }
+    accepted = [
+        fact for fact in new.values() if duplicate_key(fact.content) not in decided
+    ]
     repeated = len(new) - len(accepted)
     return replace(
         valid,
@@ -85,11 +91,6 @@ def pending_reply(valid: ValidatedReply, user_facts: UserFacts) -> ValidatedRepl
         retired=tuple(ended_now),
         rejected=(*valid.rejected, *[_ALREADY_DECIDED] * repeated),
     )
-
-
-def _ends_at_once(ending: Fact, old: Fact) -> bool:
-    """Return whether a fact ends without approval."""
-    return ending.retired_by == "request" or (old.pending and not ending.replaced_by)
 
 
 def _with_ending(replacement: Fact | None, ending: Fact, old: Fact) -> Fact:
@@ -110,11 +111,3 @@ def _with_ending(replacement: Fact | None, ending: Fact, old: Fact) -> Fact:
         **old.ends_facts,
     }
     return pending.model_copy(update={"ends_facts": ends_facts})
-
-
-def _is_repeated(new: Fact, decided: Iterable[Fact]) -> bool:
-    """Return whether a pending or rejected fact says the same as a new fact."""
-    content = duplicate_key(new.content)
-    return any(
-        duplicate_key(fact.content) == content and fact.id != new.id for fact in decided
-    )

@@ -69,8 +69,8 @@ class Progress(NamedTuple):
         if self == Progress():
             return None
         fields = self._asdict()
-        turns = fields.pop("set_aside")
-        return {**fields, ROWS: [list(turn) for turn in turns]}
+        fields[ROWS] = fields.pop("set_aside")
+        return fields
 
 
 def progress_of(state: Json) -> Progress:

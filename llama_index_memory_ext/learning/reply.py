@@ -155,11 +155,6 @@ def _read_number(value: Json) -> int:
     return int(value) if re.fullmatch(r"\d{1,9}", str(value), re.ASCII) else 0
 
 
-_Quote = Annotated[str, BeforeValidator(_read_quote)]
-_Number = Annotated[int, BeforeValidator(_read_number)]
-_CONFIG = ConfigDict(frozen=True, validate_default=True)
-
-
 class NewFact(BaseModel):
     """An entry of a reply: a new fact, or the end of a known one, or both.
 
@@ -167,15 +162,17 @@ class NewFact(BaseModel):
     ``ends``: the number of the known fact that it makes untrue, from 1; 0 for none.
     """
 
-    model_config = _CONFIG
+    model_config = ConfigDict(frozen=True, validate_default=True)
 
-    quote: _Quote = Field("", validation_alias=AliasChoices(*_QUOTES))
+    quote: Annotated[str, BeforeValidator(_read_quote)] = Field(
+        "", validation_alias=AliasChoices(*_QUOTES)
+    )
     content: Annotated[str, BeforeValidator(read_statement)] = Field(
         "", validation_alias=AliasChoices(*_CONTENTS)
     )
     category: str = DEFAULT_CATEGORY
     confidence: Annotated[float, BeforeValidator(read_confidence)] = 0.9
-    ends: _Number = 0
+    ends: Annotated[int, BeforeValidator(_read_number)] = 0
 
 
 def read_facts(

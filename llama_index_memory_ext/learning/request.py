@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from datetime import date
-from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index_memory_ext.learning.budget import (
@@ -20,7 +19,6 @@ from llama_index_memory_ext.learning.prompt import (
 )
 from llama_index_memory_ext.learning.report import report_tool
 from llama_index_memory_ext.models.ask import context_window
-from llama_index_memory_ext.search.tfidf import Similar, values_of
 from llama_index_memory_ext.text.tokens import take_fitting
 
 if TYPE_CHECKING:
@@ -33,6 +31,7 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.facts.user_facts import UserFacts
     from llama_index_memory_ext.learning.batch import Batch
     from llama_index_memory_ext.learning.categories import Categories
+    from llama_index_memory_ext.search.tfidf import Similar
     from llama_index_memory_ext.text.tokens import TokenCounter
     from llama_index_memory_ext.text.turns import Utterance
 
@@ -70,7 +69,7 @@ class RequestPlanner:
     user_facts: UserFacts
     counter: TokenCounter
     categories: Categories
-    instructions: str | None = None
+    instructions: str | None
 
     def budget(self, llm: LLM | None, halved: float = 0) -> RequestBudget:
         """Return the limits of a request after so many halvings; the defaults for an unknown model."""
@@ -173,10 +172,9 @@ def select_known_facts(
     shortest facts. "I moved to Rome" has no word in common with "Lives in Oslo", but
     facts that a few words end are short.
     """
-    similarities = values_of(ranker.similarities(text), [fact.id for fact in facts])
-    pairs = zip(similarities.tolist(), facts, strict=True)
-    ranked = sorted(pairs, key=itemgetter(0), reverse=True)
-    similar = [fact for similarity, fact in ranked if similarity]
+    similarities = ranker.similarities(text)
+    similar = [fact for fact in facts if similarities.get(fact.id)]
+    similar.sort(key=lambda fact: similarities[fact.id], reverse=True)
     shortest = sorted(facts, key=lambda fact: len(fact.content))
     chosen = {}
     total = 0
