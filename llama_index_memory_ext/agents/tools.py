@@ -12,7 +12,6 @@ from llama_index.core.tools.tool_spec.base import BaseToolSpec
 from llama_index_memory_ext.agents.retriever import MemoryRetriever, store_errors
 from llama_index_memory_ext.background.loop import in_sync
 from llama_index_memory_ext.checks.clauses import denies, sentences_at
-from llama_index_memory_ext.checks.comparison import shares_word
 from llama_index_memory_ext.checks.evidence import Span, find_quote
 from llama_index_memory_ext.errors import FactError
 from llama_index_memory_ext.fact import DEFAULT_CATEGORY, Fact, duplicate_key, utc_now
@@ -25,7 +24,7 @@ from llama_index_memory_ext.text.entries import escape_tags
 from llama_index_memory_ext.text.tokens import take_fitting
 from llama_index_memory_ext.text.turns import Utterance
 from llama_index_memory_ext.words import phrases, tokens_in
-from llama_index_memory_ext.words.tokens import keywords, shared
+from llama_index_memory_ext.words.tokens import keywords, shared, shares_word
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -19,8 +19,8 @@ from llama_index_memory_ext.words import (
 from llama_index_memory_ext.words.tokens import (
     keywords,
     languages_of,
-    overlaps,
     shared,
+    shares_word,
     term_of,
 )
 
@@ -53,16 +53,15 @@ def statements_of(text: str) -> str:
     """
     statements = ""
     for sentence in pattern(_SENTENCE).findall(text):
-        if not _is_question(sentence.strip()):
+        if not _is_question(sentence):
             statements += sentence
     return statements.strip()
 
 
 def states_something(sentence: str) -> bool:
     """Return whether a sentence states something: it is no question, supposition, text to work on or small talk."""
-    is_asked = _is_question(sentence.strip())
     is_unsaid = _matches("supposed", sentence) or _matches("text_behind", sentence)
-    return not (is_asked or is_unsaid or is_small_talk(sentence))
+    return not (_is_question(sentence) or is_unsaid or is_small_talk(sentence))
 
 
 def sentences_at(text: str, span: Span) -> list[str]:
@@ -76,7 +75,7 @@ def sentences_at(text: str, span: Span) -> list[str]:
 
 
 def _is_question(sentence: str) -> bool:
-    return _matches("question", sentence[-2:])
+    return _matches("question", sentence.strip()[-2:])
 
 
 def _matches(section: str, text: str) -> bool:
@@ -400,7 +399,7 @@ def _is_stated(statement: str, text: str) -> bool:
                 clauses += parts[:-1]
         else:
             clauses.append(sentence)
-    return overlaps(keywords(statement), keywords(" ".join(clauses)))
+    return shares_word(statement, " ".join(clauses))
 
 
 def _is_to_work_on(statement: str, text: str, span: Span) -> bool:

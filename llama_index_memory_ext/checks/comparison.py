@@ -22,15 +22,15 @@ from llama_index_memory_ext.words import (
     relations_in,
     script_of,
     tokens_in,
-    word_lists,
     words_of_section,
 )
-from llama_index_memory_ext.words.dates import unsaid_dates, without_dates
+from llama_index_memory_ext.words.dates import line_of, unsaid_dates, without_dates
 from llama_index_memory_ext.words.tokens import (
     LANGUAGES,
     keywords,
     related_terms,
     shared,
+    shares_word,
     term_of,
     terms_in,
 )
@@ -101,10 +101,10 @@ def _numbers_in(text: str) -> frozenset[str]:
         if written[-1].isdigit():
             numbers.add(pattern(_THOUSANDS).sub("", written))
         elif written not in words_of_section("clauses", "framing"):
-            for number, spellings in enumerate(word_lists("calendar")["numbers"], 1):
-                # "One" is also an article.
-                if number > 1 and written in spellings:
-                    numbers.add(str(number))
+            number = line_of(written, "numbers")
+            # "One" is also an article.
+            if number > 1:
+                numbers.add(str(number))
     return frozenset(numbers)
 
 
@@ -132,11 +132,6 @@ def new_names(statement: str, words: str) -> set[str]:
 
 
 # ---- words and clauses ----
-
-
-def shares_word(statement: str, text: str) -> bool:
-    """Return whether a text has a keyword of a statement in some form."""
-    return bool(shared(keywords(statement), keywords(text)))
 
 
 def closest_sentence(statement: str, sentences: Sequence[str]) -> str:
@@ -169,11 +164,6 @@ def _telling_words(text: str) -> Iterator[str]:
 _NO_MEANING = frozenset[str]().union(*FUNCTION_WORDS.values())
 
 
-@lru_cache(maxsize=8)
-def _said_words(words: str) -> _SaidWords:
-    return _SaidWords(words)
-
-
 class _SaidWords:
     """The words that a statement is compared with."""
 
@@ -192,6 +182,9 @@ class _SaidWords:
         if shared(terms, self.terms):
             return True
         return any(not self.terms.isdisjoint(related_terms(term)) for term in terms)
+
+
+_said_words = lru_cache(maxsize=8)(_SaidWords)
 
 
 def _has_new_words(statement: str, words: str) -> bool:

@@ -13,11 +13,11 @@ from llama_index_memory_ext.checks.clauses import (
     statements_of,
     tells_change,
 )
-from llama_index_memory_ext.checks.comparison import shares_word
 from llama_index_memory_ext.learning.prompt import on_one_line
 from llama_index_memory_ext.learning.reply import NewFact, without_thoughts
 from llama_index_memory_ext.models.ask import ask_with
 from llama_index_memory_ext.words import relations_in
+from llama_index_memory_ext.words.tokens import shares_word
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -20,10 +20,7 @@ from llama_index_memory_ext.checks.clauses import (
     tells_change,
     unsaid_reason,
 )
-from llama_index_memory_ext.checks.comparison import (
-    says_more,
-    shares_word,
-)
+from llama_index_memory_ext.checks.comparison import says_more
 from llama_index_memory_ext.checks.evidence import (
     NOWHERE,
     QuoteMatch,
@@ -41,7 +38,7 @@ from llama_index_memory_ext.words import (
     phrases,
     script_of,
 )
-from llama_index_memory_ext.words.tokens import keywords, shared
+from llama_index_memory_ext.words.tokens import keywords, shared, shares_word
 
 # The longest quote and word, in characters.
 _MAX_QUOTE = 2_000

@@ -178,8 +178,8 @@ def sentences_in(text: str) -> list[str]:
 # ---- function words, and the forms of a word ----
 
 FUNCTION_WORDS = {
-    code: frozenset(chain(*lines))
-    for code, lines in word_lists("function_words").items()
+    code: words_of_section("function_words", code)
+    for code in word_lists("function_words")
 }
 STOP_WORDS = FUNCTION_WORDS["en"]
 STOP_CHARACTERS = FUNCTION_WORDS["zh"]
@@ -218,6 +218,15 @@ def tokens_in(text: str) -> list[str]:
     ["Don't", '不', '要']
     """
     return pattern(TOKEN).findall(text)
+
+
+def plain_words(text: str) -> list[str]:
+    """Return the runs of letters in a text.
+
+    >>> plain_words("Don't eat 2nd-hand")
+    ['Don', 't', 'eat', 'nd', 'hand']
+    """
+    return re.findall(r"[^\W\d_]+", text)
 
 
 def comparable(text: str) -> str:
@@ -324,7 +333,7 @@ def language_of(text: str) -> str | None:
         if len(HAN.findall(text)) >= _LEAST_CHARACTERS:
             return "zh"
         return None
-    if len(re.findall(r"[^\W\d_]+", text)) >= _LEAST_WORDS:
+    if len(plain_words(text)) >= _LEAST_WORDS:
         return next(iter(_likelihoods(text)))
     return None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import lru_cache
 
 from llama_index_memory_ext.words import (
@@ -10,6 +9,7 @@ from llama_index_memory_ext.words import (
     ends_of,
     pattern,
     phrases,
+    plain_words,
     sentences_in,
     word_lists,
     words_of_section,
@@ -70,7 +70,7 @@ def change_words(text: str) -> str:
     """
     plain = ends_of(text).casefold()
     # The Chinese and Japanese words of the list are single characters.
-    words = {*_words_in(plain), *plain}
+    words = {*plain_words(plain), *plain}
     changes: list[str] = []
     for line in word_lists("asking")["changes"]:
         bar = line.index("|")
@@ -88,7 +88,7 @@ def is_statement(text: str) -> bool:
     (True, False)
     """
     plain = ends_of(text).casefold()
-    words = _words_in(plain)
+    words = plain_words(plain)
     references = sum(word in _REFERENCES for word in words)
     if pattern(_CHINESE_OR_JAPANESE).search(plain):
         in_characters = phrases("asking", "references_in_characters")
@@ -116,13 +116,9 @@ def asking_share(text: str) -> float:
             asking += len(sentence)
     if asking:
         return asking / len(read)
-    if _have_rules(_words_in(read.casefold())):
+    if _have_rules(plain_words(read.casefold())):
         return _CONTINUING_SHARE
     return 1.0
-
-
-def _words_in(text: str) -> list[str]:
-    return re.findall(r"[^\W\d_]+", text)
 
 
 def _have_rules(words: list[str]) -> bool:

@@ -42,6 +42,13 @@ class Day(NamedTuple):
     weekday: int | None = None
 
 
+# The months and the weekdays, as the lists of names have them.
+_NAMED_DAYS = [
+    *(Day(month=number) for number in range(1, len(MONTHS) + 1)),
+    *(Day(weekday=number) for number in range(len(WEEKDAYS))),
+]
+
+
 class DateMention(NamedTuple):
     """A part of a text that names a date, with all its readings: 1/2 has two."""
 
@@ -147,42 +154,29 @@ def _named_readings(
 
 
 def _exists(day: Day) -> bool:
-    if day.month is None:
-        return True
-    if day.month not in range(1, len(MONTHS) + 1):
-        return False
     # An unknown year may be a leap year.
-    return 1 <= (day.day or 1) <= monthrange(day.year or 2000, day.month)[1]
+    period = period_of(day._replace(year=day.year or 2000))
+    return period is not None and day.month != 0
 
 
 @lru_cache(maxsize=16)
 def _names(code: str) -> _Names:
     """Return the names of months and weekdays in a language, English and German."""
-    days: dict[str, Day] = {}
-    if code not in _CAPITALISED:
-        days = _foreign_names(code)
     lists = word_lists("calendar")
-    for number, names in enumerate(lists["months"], 1):
-        days.update(dict.fromkeys(names, Day(month=number)))
-    for number, names in enumerate(lists["weekdays"]):
-        days.update(dict.fromkeys(names, Day(weekday=number)))
+    days: dict[str, Day] = {}
+    for line_code, *foreign_names in lists["foreign"]:
+        if line_code == code:
+            days.update(zip(foreign_names, _NAMED_DAYS, strict=False))
+    for names, day in zip(
+        lists["months"] + lists["weekdays"], _NAMED_DAYS, strict=True
+    ):
+        days.update(dict.fromkeys(names, day))
     either = "|".join(sorted(map(re.escape, days), key=len, reverse=True))
     name_pattern = re.compile(
         rf"(?:(?<![\d.:])(?P<d>[0-3]?\d)(?:st|nd|rd|th|\.)? (?:of )?)?\b(?P<name>(?i:{either}))\b\.?"
         rf"(?: (?P<d2>[0-3]?\d)(?:st|nd|rd|th)?\b(?![.:]?\d))?(?:,? (?:of )?(?P<y>(?:19|20)\d\d)\b)?"
     )
     return _Names(name_pattern, days)
-
-
-def _foreign_names(code: str) -> dict[str, Day]:
-    """Return the months and weekdays of a language: a line has its months, then its weekdays."""
-    in_order = [Day(month=number) for number in range(1, len(MONTHS) + 1)]
-    in_order += [Day(weekday=number) for number in range(len(WEEKDAYS))]
-    days: dict[str, Day] = {}
-    for line_code, *names in word_lists("calendar")["foreign"]:
-        if line_code == code:
-            days.update(zip(names, in_order, strict=False))
-    return days
 
 
 def period_of(day: Day, today: date | None = None) -> Period | None:
@@ -193,9 +187,7 @@ def period_of(day: Day, today: date | None = None) -> Period | None:
     >>> period_of(Day(2024, 2))
     Period(start=datetime.date(2024, 2, 1), end=datetime.date(2024, 2, 29))
     """
-    year = day.year
-    if year is None:
-        year = _last_year_of(day, today)
+    year = day.year or _last_year_of(day, today)
     if year is None:
         return None
     try:
@@ -231,9 +223,9 @@ def _distant_periods(
     """Yield the periods of so many days, weeks, months or years before or after today."""
     for match in phrases("calendar", section).finditer(text):
         number, unit = filter(None, match.groups())
-        count = int(number) if number.isdecimal() else _line_of(number, "numbers")
+        count = int(number) if number.isdecimal() else line_of(number, "numbers")
         if count in range(1, 100):
-            days = _UNIT_DAYS[_line_of(unit, "units") - 1]
+            days = _UNIT_DAYS[line_of(unit, "units") - 1]
             middle = today + timedelta(days=sign * count * days)
             half = timedelta(days=days // 2)
             yield Period(middle - half, middle + half)
@@ -247,7 +239,7 @@ def _neighbouring_periods(
         parts = match.groupdict()
         unit = parts["unit"] or (match.lastgroup or "day").partition("_")[0]
         count = 2 * sign if parts.get("year_before") else sign
-        days = _UNIT_DAYS[_line_of(unit, "units") - 1]
+        days = _UNIT_DAYS[line_of(unit, "units") - 1]
         if days > _WEEK_DAYS:
             day = Day(today.year + count)
             if days == _MONTH_DAYS:
@@ -330,8 +322,8 @@ def _agree(day: Day, said_day: Day, said_on: date) -> bool:
     )
 
 
-def _line_of(word: str, section: str) -> int:
-    """Return the number of the line of a section that has a word; 0 for none."""
+def line_of(word: str, section: str) -> int:
+    """Return the number of the line of a section of ``calendar.txt`` that has a word; 0 for none."""
     for number, words in enumerate(word_lists("calendar")[section], 1):
         if word in words:
             return number

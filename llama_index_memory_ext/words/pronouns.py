@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
-from llama_index_memory_ext.words import ends_of, phrases, word_lists
+from llama_index_memory_ext.words import ends_of, phrases, plain_words, word_lists
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +24,7 @@ def speaker_asked_for(question: str, codes: Sequence[str] = ()) -> str:
     """
     text = ends_of(question).lower()
     text = phrases("pronouns", "addressing").sub(" ", text)
-    words = set(re.findall(r"[^\W\d_]+", text))
+    words = set(plain_words(text))
     lists = word_lists("pronouns")
     speakers = set()
     for place, speaker in enumerate((USER, ASSISTANT)):

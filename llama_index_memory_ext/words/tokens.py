@@ -31,19 +31,16 @@ from llama_index_memory_ext.words import (
     comparable,
     ends_of,
     pattern,
+    plain_words,
     word_lists,
 )
 from llama_index_memory_ext.words.dates import with_english_days
 
 if TYPE_CHECKING:
-    from collections.abc import (
-        Collection,
-        Iterable,
-        Iterator,
-        Mapping,
-        Sequence,
-    )
-    from importlib.resources.abc import Traversable
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+
+_RELATED = files(__package__) / "data" / "related.txt"
 
 
 @lru_cache(maxsize=1_000)
@@ -59,7 +56,7 @@ def related_terms(term: str) -> tuple[str, ...]:
     if term.startswith("#"):
         return ()
     start = f"{term} ".encode("utf-8", "replace")
-    with _related_file().open("rb") as file:
+    with _RELATED.open("rb") as file:
         low = 0
         high = file.seek(0, os.SEEK_END)
         # The line of the term begins behind `low` and up to `high`, if it exists.
@@ -75,11 +72,6 @@ def related_terms(term: str) -> tuple[str, ...]:
             else:
                 high = middle
     return ()
-
-
-@cache
-def _related_file() -> Traversable:
-    return files("llama_index_memory_ext.words") / "data" / "related.txt"
 
 
 # Katakana is apart from the other Japanese characters, because a word ends where it
@@ -308,7 +300,7 @@ def _scores(plain: str) -> Mapping[str, float]:
         if re.search("[\u0452-\u045f\u0491]", plain):
             return {}
         return {"ru": 1.0}
-    return _word_scores(set(re.findall(r"[^\W\d_]+", plain)))
+    return _word_scores(set(plain_words(plain)))
 
 
 def _word_scores(words: set[str]) -> Mapping[str, float]:
@@ -387,11 +379,13 @@ def keywords(text: str) -> frozenset[str]:
     return frozenset(keys)
 
 
-def overlaps(words: Collection[str], evidence: frozenset[str]) -> bool:
-    """Return whether ``evidence`` has at least one of the words in some form.
+def shares_word(statement: str, text: str) -> bool:
+    """Return whether a text has a keyword of a statement in some form.
 
     Equal words are looked up first, because that is fast.
     """
+    words = keywords(statement)
+    evidence = keywords(text)
     return not evidence.isdisjoint(words) or bool(shared(words, evidence))
 
 

@@ -11,12 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llama_index_memory_ext.checks.clauses import unsaid_reason
-from llama_index_memory_ext.checks.comparison import (
-    new_names,
-    new_numbers,
-    says_more,
-    shares_word,
-)
+from llama_index_memory_ext.checks.comparison import new_names, new_numbers, says_more
 from llama_index_memory_ext.checks.evidence import Span, find_quote
 from llama_index_memory_ext.checks.secrets import holds_secret
 from llama_index_memory_ext.words import (
@@ -26,7 +21,7 @@ from llama_index_memory_ext.words import (
     script_of,
 )
 from llama_index_memory_ext.words.dates import unsaid_dates, without_dates
-from llama_index_memory_ext.words.tokens import keywords, shared
+from llama_index_memory_ext.words.tokens import keywords, shared, shares_word
 
 DAY = date(2025, 11, 20)
 LENGTH = 50_000
