@@ -192,20 +192,17 @@ _MOST_OF_BOTH = 0.5
 _LONGEST_ANSWER = 6
 
 
-@dataclass(frozen=True, slots=True)
-class QuoteMatch:
+class QuoteMatch(NamedTuple):
     """The place of a quote in the user's lines.
 
     ``line``: the place of the line in ``Source.lines``.
     ``text``: the text of the line.
     ``span``: the part of the text that the quote means.
-    ``is_translated``: the quote is in another language.
     """
 
     line: int
     text: str
     span: Span
-    is_translated: bool = False
 
     @property
     def quote(self) -> str:
@@ -215,24 +212,6 @@ class QuoteMatch:
 
 # The place of a quote that is in no line of the user's.
 NOWHERE = QuoteMatch(0, "", Span(0, 0, 0.0))
-
-
-def question_before(lines: Sequence[Utterance], i: int) -> str:
-    """Return the questions of the assistant that the line ``i`` answers in a few words.
-
-    A yes or a no also answers a statement. Return "" if the line answers nothing.
-    """
-    if not i or lines[i - 1].is_users or not lines[i].is_users:
-        return ""
-    sentences = list(filter(str.strip, sentences_in(lines[i - 1].text)))
-    marks = phrases("clauses", "question")
-    questions = [sentence.strip() for sentence in sentences if marks.search(sentence)]
-    answer = lines[i].text
-    if not questions and phrases("clauses", "yes_or_no").fullmatch(answer):
-        questions = sentences[-1:]
-    if len(tokens_in(answer)) <= _LONGEST_ANSWER:
-        return " ".join(questions)
-    return ""
 
 
 @dataclass(frozen=True)
@@ -318,7 +297,7 @@ class Source:
         best = max(originals, key=lambda i: (len(words & keywords(texts[i])), i))
         text = texts[best]
         span = Span(0, min(len(text), _MAX_TRANSLATED), 1.0)
-        return QuoteMatch(best, text, span, is_translated=True)
+        return QuoteMatch(best, text, span)
 
     @cached_property
     def others_lines(self) -> list[Utterance]:
@@ -340,11 +319,20 @@ class Source:
         return is_copy and len(own) <= _MOST_OF_BOTH * len(telling)
 
     def question(self, place: QuoteMatch) -> str:
-        """Return the question that the line of a place answers in a few words.
+        """Return the questions of the assistant that the line of a place answers in a few words.
 
-        Return "" if it answers none.
+        A yes or a no also answers a statement. Return "" if the line answers nothing.
         """
-        return question_before(self.conversation, len(self.context) + place.line)
+        before = self.conversation[: len(self.context) + place.line]
+        is_short = len(tokens_in(place.text)) <= _LONGEST_ANSWER
+        if not before or before[-1].is_users or not is_short:
+            return ""
+        sentences = list(filter(str.strip, sentences_in(before[-1].text)))
+        marks = phrases("clauses", "question")
+        questions = [part.strip() for part in sentences if marks.search(part)]
+        if not questions and phrases("clauses", "yes_or_no").fullmatch(place.text):
+            questions = sentences[-1:]
+        return " ".join(questions)
 
     def quoted_lines(self, place: QuoteMatch) -> list[int]:
         """Return the places of the lines in which the speaker of a quote repeats it."""
@@ -376,7 +364,7 @@ def _is_copy(content: str, text: str) -> bool:
     return is_long and comparable(content).rstrip(".!") in comparable(text)
 
 
-def excerpt(text: str, position: int, longest: int = _MAX_EXCERPT) -> str:
-    """Return at most ``longest`` characters of a text around a position."""
-    start = max(0, min(position - longest // 2, len(text) - longest))
-    return text[start : start + longest]
+def excerpt(text: str, position: int) -> str:
+    """Return at most 2,000 characters of a text around a position."""
+    start = max(0, min(position - _MAX_EXCERPT // 2, len(text) - _MAX_EXCERPT))
+    return text[start : start + _MAX_EXCERPT]

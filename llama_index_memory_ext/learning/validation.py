@@ -200,20 +200,16 @@ class _Validation:
         rejection = first_rejection(ending, self.source, ENDING_CHECKS)
         if rejection:
             self.rejected.append(rejection)
-        else:
-            self.retired[fact.id] = self._retired_fact(ending)
-
-    def _retired_fact(self, ending: Ending) -> Fact:
-        fact = ending.fact
+            return
         reason = "The user said that it is no longer true."
-        if ending.is_request:
+        if is_request:
             reason = "The user asked to forget it."
-        return retire(
+        self.retired[fact.id] = retire(
             fact,
             reason,
             max(fact.updated_at, self.now),
-            ending.new.id if ending.new else None,
-            by=self.retired_by or why_retired(ending.quote),
+            new.id if new else None,
+            by=self.retired_by or why_retired(entry.quote),
         )
 
     def result(self) -> ValidatedReply:
@@ -316,5 +312,5 @@ def choose_wording(candidate: Candidate, source: Source) -> Candidate:
     # The whole sentence is the quote of the fact.
     start = place.text.index(sentence)
     span = place.span._replace(start=start, end=start + len(sentence))
-    place = replace(place, span=span)
+    place = place._replace(span=span)
     return candidate._replace(content=sentence, place=place, is_users_words=True)
