@@ -79,6 +79,15 @@ def test_a_yes_and_a_short_answer_are_stored_with_their_question() -> None:
         assert fact in (content, f'Asked "{asked}", the user said "{said}".')
 
 
+def test_an_answer_may_speak_to_the_assistant() -> None:
+    said = "Write in German."
+    asked = "Shall I write in French?"
+    assert stored("Prefers German", said) == ""
+    assert stored("Prefers German", said, asked=asked) == (
+        f'Asked "{asked}", the user said "{said}".'
+    )
+
+
 def test_a_no_is_stored_with_its_question() -> None:
     """The words of the question alone would say the contrary."""
     assert stored("Smokes", "No", asked="Do you smoke?") == (
@@ -99,6 +108,18 @@ def test_what_is_said_of_another_is_not_the_users(section: str) -> None:
         fact = stored(content, said)
         assert fact in ("", said)
         assert not fact or section == "somebody else"
+
+
+def test_a_preposition_is_not_the_speaker() -> None:
+    """The Swedish "i" is no "I"."""
+    said = "Min syster bor i Rom."
+    assert stored("Bor i Rom", said) == said
+
+
+def test_words_that_are_taken_back_are_stored_only_with_their_correction() -> None:
+    said = "I live in Rome, no, in Bari."
+    assert stored("Lives in Rome", said) == ""
+    assert stored(said, said) == said
 
 
 def test_what_is_said_to_the_assistant_about_the_user_is_stored() -> None:

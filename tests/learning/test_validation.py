@@ -116,13 +116,15 @@ def test_what_does_not_stand_on_the_users_words_is_rejected_for_a_reason(
 
 
 def test_a_secret_in_the_words_that_a_quote_means_is_found() -> None:
-    lines = [
-        Utterance(1, "user", "My notes are long, and my API key is sk-abcdefghijkl.")
-    ]
-    quote = "My notes ... my API key is abcdefghijkl"
-    assert gated(new("Has long notes", quote=quote), lines=lines).rejections == {
-        "secret": 1
-    }
+    text = "My notes are long. My API key is sk-abcdefghijkl. Thanks."
+    entry = new("Notes are long", "My notes are long ... Thanks")
+    outcome = gated(entry, lines=[Utterance(1, "user", text)])
+    assert outcome.rejections == {"secret": 1}
+    # The whole sentence is stored for a content that says more.
+    text = "My notes are long, and my API key is sk-abcdefghijkl."
+    entry = new("Has 9 notes", "My notes are long")
+    outcome = gated(entry, lines=[Utterance(1, "user", text)])
+    assert outcome.rejections == {"secret": 1}
 
 
 def test_a_secret_is_found_in_the_translation_that_a_model_quotes() -> None:
@@ -174,11 +176,26 @@ def test_a_short_answer_counts_with_its_question(
     assert kept(gated(new(content, quote=question), lines=[asked, said])) == []
 
 
+def test_the_users_own_question_has_no_answer() -> None:
+    lines = [
+        Utterance(1, "user", "Is Rome far?"),
+        Utterance(2, "user", "I live in Oslo."),
+    ]
+    entry = new("Lives in Oslo with Bob", "I live in Oslo")
+    assert kept(gated(entry, lines=lines, known=())) == ["I live in Oslo."]
+
+
 def test_what_is_over_has_the_day_before_it_was_said_as_its_last_day() -> None:
     lines = [Utterance(1, "user", "I used to smoke.")]
     past = new("Used to smoke", quote="I used to smoke")
     outcome = gated(past, lines=lines, now=datetime(2025, 11, 20, tzinfo=timezone.utc))
     assert [fact.valid_until for fact in outcome.accepted] == [date(2025, 11, 19)]
+
+
+def test_only_the_sentence_of_the_quote_tells_that_it_is_over() -> None:
+    lines = [Utterance(1, "user", "I row. As a kid I rowed at sea.")]
+    (fact,) = gated(new("Rows", "I row"), lines=lines).accepted
+    assert (fact.said_as, fact.valid_until) == ("stated", None)
 
 
 def test_who_writes_in_two_languages_is_quoted_in_the_right_one() -> None:
@@ -268,6 +285,8 @@ def test_a_fact_that_stands_twice_in_a_reply_is_stored_once_and_bad_ones_spoil_n
     )
     assert kept(outcome) == ["I prefer pytest for testing.", "Prefers pytest"]
     assert outcome.rejections == {"duplicate": 3}
+    # The copy that was confirmed would replace the new fact.
+    assert outcome.confirmed == ()
 
 
 def test_of_a_book_only_the_words_around_the_quote_are_the_source() -> None:
@@ -277,6 +296,22 @@ def test_of_a_book_only_the_words_around_the_quote_are_the_source() -> None:
     ).accepted[0]
     assert "I prefer pytest" in fact.source
     assert len(fact.source) == 2_000
+
+
+def test_words_that_are_in_no_row_of_the_log_give_a_fact_without_a_session() -> None:
+    lines = [Utterance(0, "user", "I prefer pytest.")]
+    outcome = gated(new("Prefers pytest"), lines=lines, known=(), session_id="chat")
+    (fact,) = outcome.accepted
+    assert (fact.session_id, fact.message_ids) == (None, ())
+
+
+def test_a_name_may_be_known_from_a_stored_fact() -> None:
+    lines = [Utterance(1, "user", "My sister bakes bread.")]
+    entry = new("Sister Ann bakes bread", "My sister bakes bread")
+    assert kept(gated(entry, lines=lines, known=())) == [lines[0].text]
+    sister = Fact(content="Sister is called Ann")
+    for options in ({"known": [sister]}, {"known": (), "active": [sister]}):
+        assert kept(gated(entry, lines=lines, **options)) == ["Sister Ann bakes bread"]
 
 
 def test_a_fact_of_a_team_is_that_of_the_speaker_who_said_it_last() -> None:
@@ -389,6 +424,23 @@ def test_a_change_ends_a_fact_in_other_words(said: str, old: str, instead: str) 
     ]
 
 
+def test_a_change_that_would_end_several_facts_ends_none_in_other_words() -> None:
+    """Models end all facts that they are shown."""
+    said = "I've moved to Rome."
+    lines = [Utterance(1, "user", said)]
+    entries = [{"quote": said, "ends": number} for number in (1, 2)]
+    known = [Fact(content="Lives in Oslo"), TEA]
+    assert gated(*entries, lines=lines, known=known).retired == ()
+
+
+def test_a_fact_that_has_ended_meanwhile_ends_again_only_to_be_forgotten() -> None:
+    past = COFFEE.model_copy(update={"retired_at": NOW, "retired_by": "change"})
+    outcome = gated(ENDS, known=[past])
+    assert (outcome.retired, outcome.rejections) == ((), {"unknown_fact": 1})
+    (fact,) = gated(ENDS, known=[past], retired_by="request").retired
+    assert (fact.id, fact.retired_by) == ("coffee", "request")
+
+
 def test_a_fact_ends_also_where_what_is_true_instead_was_rejected() -> None:
     outcome = gated(new("Has coffee: none", "No more coffee", 0.1, ends=1))
     (entry,) = outcome.retired
@@ -415,6 +467,11 @@ def test_a_fact_is_retired_once_and_then_not_confirmed() -> None:
     assert outcome.confirmed == ()
     assert kept(outcome) == ["No more coffee for me."]
     assert outcome.rejections == {"unknown_fact": 1}
+    lines = [Utterance(1, "user", "I drink coffee every morning."), *LINES]
+    again = new(KNOWN[0].content, "I drink coffee every morning")
+    outcome = gated(again, ENDS, lines=lines)
+    assert [entry.id for entry in outcome.retired] == ["coffee"]
+    assert outcome.confirmed == ()
 
 
 def test_results_show_no_words_of_the_user() -> None:
