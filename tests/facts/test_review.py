@@ -230,6 +230,18 @@ async def test_a_correction_of_a_pending_fact_ends_what_that_would_have_ended(
     }
 
 
+async def test_a_pending_fact_that_is_said_again_may_end_another(
+    reviewed: Reviewed,
+) -> None:
+    memory, _ = reviewed([ROME], [MOVED])
+    await memory.facts.aadd("Lives in Oslo", category="context")
+    await tell(memory, "I live in Rome.")
+    await tell(memory, "I live in Rome now, I moved.")
+    (rome,) = await memory.facts.alist(state="pending")
+    await memory.facts.aapprove(rome.id)
+    assert await contents(memory) == ["Lives in Rome"]
+
+
 async def test_what_only_ends_a_fact_waits_too_and_what_is_to_be_forgotten_does_not(
     reviewed: Reviewed,
 ) -> None:
