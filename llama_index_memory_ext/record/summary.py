@@ -154,7 +154,7 @@ async def summarise(
     """
     session_id = key.session_id
     window = await reader.read(session_id)
-    while window.has_overflow or window.is_over:
+    while window.slides or window.is_over:
         window = await reader.with_short_results(session_id, window)
         remaining = window.after_cut().entries
         if not remaining or remaining[0].row_id <= window.seen.position + 1:

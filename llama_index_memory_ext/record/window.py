@@ -41,9 +41,8 @@ class Window:
             shows them.
         sticky_heat: The heat of each of them by its row.
         entries: The messages, oldest first.
-        has_overflow: Whether the log has rows behind the cursor that are not shown.
         slides: How often the window has dropped its oldest messages, which still wait
-            for a summary.
+            for a summary: the log then has rows behind the cursor that are not shown.
         results_from: The results of tools before this row are shown in a line.
         offset: The offset of the newest message.
     """
@@ -58,7 +57,6 @@ class Window:
     sticky: Section = NO_PARTS
     sticky_heat: Mapping[int, float] = field(default_factory=dict)
     entries: tuple[Entry, ...] = ()
-    has_overflow: bool = False
     slides: int = 0
     results_from: int = 0
     offset: tzinfo | None = None
@@ -102,7 +100,7 @@ class Window:
     @property
     def has_left(self) -> bool:
         """Whether messages of the session have left the record."""
-        return bool(self.seen.position) or self.has_overflow
+        return bool(self.seen.position or self.slides)
 
     @property
     def last_turn(self) -> int:
@@ -205,6 +203,4 @@ class Window:
         as_many = replace(
             self.limits, keep_ratio=1.0, keep_messages=self.limits.max_messages
         )
-        return replace(
-            self.within_limits(as_many), has_overflow=True, slides=self.slides + 1
-        )
+        return replace(self.within_limits(as_many), slides=self.slides + 1)
