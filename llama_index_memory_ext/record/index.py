@@ -23,7 +23,7 @@ from llama_index_memory_ext.text.entries import (
     tokens_of,
 )
 from llama_index_memory_ext.text.limits import excerpt
-from llama_index_memory_ext.text.messages import calls_of, now_in
+from llama_index_memory_ext.text.messages import calls_of, now_in, tool_call_groups
 from llama_index_memory_ext.text.parts import DAY_HEADING
 from llama_index_memory_ext.text.turns import spoken, turns_in
 from llama_index_memory_ext.words.asking import asks_about_now, change_words
@@ -238,14 +238,9 @@ class MessageIndex:
             if not new:
                 return
             indexed_rows = len(self._last_rows)
-            groups = [self._last_rows]
+            groups = tool_call_groups([*self._last_rows, *new])
             turns = turns_in([row.message for row in new], self.turns)
             self.turns = turns[1 - CONTEXT_TURNS :]
-            for row in new:
-                if row.is_result:
-                    groups[-1].append(row)
-                else:
-                    groups.append([row])
             self._last_rows = groups[-1]
             if len(groups[0]) == indexed_rows:
                 del groups[0]
