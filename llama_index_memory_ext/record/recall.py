@@ -21,20 +21,14 @@ from llama_index_memory_ext.record.index import (
     RankedMessage,
     RecallBudget,
 )
-from llama_index_memory_ext.record.text import (
-    earlier_section,
-)
+from llama_index_memory_ext.record.text import earlier_section
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
 from llama_index_memory_ext.search.tfidf import suppress_failures
 from llama_index_memory_ext.store.readers import rows_in_epoch
 from llama_index_memory_ext.store.rows import LogRow, ReadPosition, Snapshot
 from llama_index_memory_ext.store.vectors import KeptVectors
 from llama_index_memory_ext.text.entries import tokens_of
-from llama_index_memory_ext.text.messages import (
-    ASSISTANT_ROLES,
-    ID_KEY,
-    calls_of,
-)
+from llama_index_memory_ext.text.messages import ID_KEY
 from llama_index_memory_ext.text.parts import (
     NO_PARTS,
     TAGS,
@@ -42,7 +36,7 @@ from llama_index_memory_ext.text.parts import (
     Section,
     counted_section,
 )
-from llama_index_memory_ext.text.turns import question_in
+from llama_index_memory_ext.text.turns import ends_with_answer, question_in
 from llama_index_memory_ext.words.asking import asking_share, asks, tells_change
 from llama_index_memory_ext.words.tokens import terms_in
 
@@ -131,22 +125,14 @@ class RecalledMessages(NamedTuple):
     Attributes:
         section: The messages as the record shows them, without sticky messages.
         matches: The messages, sticky messages included.
+        request: The values that decide which messages are recalled.
         is_cached: Whether they were kept from the last request, which was the same.
     """
 
     section: Section = NO_PARTS
     matches: Sequence[FoundMessage] = ()
+    request: tuple[object, ...] = ()
     is_cached: bool = False
-
-
-class _LastRecall(NamedTuple):
-    """The last recall in a session.
-
-    ``request``: the values that decide which messages are recalled.
-    """
-
-    request: tuple[object, ...]
-    recalled: RecalledMessages
 
 
 @dataclass(frozen=True)
@@ -232,9 +218,6 @@ class MessageSearch:
         if len(set(terms_in(question[:_QUESTION_CHARACTERS]))) > _ENOUGH_TERMS:
             context = []
         await self._prepare(session_id, index, [question, *context])
-        record_row = window.seen.last_id + 1
-        if window.entries:
-            record_row = window.entries[0].row_id
         budget = recall_budget(
             question,
             limit,
@@ -245,7 +228,7 @@ class MessageSearch:
         request = (
             question,
             *context,
-            record_row,
+            window.last_left,
             budget,
             index.epoch,
             index.newest,
@@ -254,14 +237,14 @@ class MessageSearch:
         )
         # An agent asks the same question again after each of its tool calls.
         key = ("recalled", *self._settings)
-        last: _LastRecall | None = self.reader.store.cache.get(session_id, key)
+        last: RecalledMessages | None = self.reader.store.cache.get(session_id, key)
         if last and last.request == request:
-            return last.recalled._replace(is_cached=True)
+            return last._replace(is_cached=True)
         message_limit = max(int(limit * _MESSAGE_SHARE), min(limit, SHORT_TOKENS))
 
         def choose() -> Fitting:
             fitting = index.fitting(
-                question, context, record_row, budget, message_limit
+                question, context, window.last_left + 1, budget, message_limit
             )
             # By their rows: the oldest message comes first.
             return fitting._replace(messages=sorted(fitting.messages))
@@ -282,7 +265,8 @@ class MessageSearch:
         )
         # Vectors may come later, and a failed index is made anew.
         if index.embeddings is None and index.epoch == window.seen.epoch:
-            self.reader.store.cache.put(session_id, key, _LastRecall(request, recalled))
+            last = recalled._replace(request=request)
+            self.reader.store.cache.put(session_id, key, last)
         return recalled
 
     async def _current_index(
@@ -477,9 +461,7 @@ def recall_budget(
         most = max(limit, min(int(limit * _QUESTION_FACTOR), free))
     if recall_when == "always":
         return RecallBudget(most)
-    asking = 1.0
-    if not by_meaning:
-        asking = asking_share(question)
+    asking = 1.0 if by_meaning else asking_share(question)
     if not asking:
         statement_limit = int(limit * _STATEMENT_SHARE)
         return RecallBudget(statement_limit, _CURRENT_POWER, _IN_RECORD_SHARE)
@@ -583,10 +565,7 @@ def _changed_section(
 
 def answered_rows(rows: Sequence[LogRow]) -> Sequence[LogRow]:
     """Return the rows before the last question if it has no answer yet: a question must not find itself."""
-    if not rows:
-        return rows
-    newest = rows[-1]
-    if newest.role in ASSISTANT_ROLES and not calls_of(newest.message):
+    if ends_with_answer([row.message for row in rows[-1:]]):
         return rows
     last_question = max(
         (i for i, row in enumerate(rows) if row.role == MessageRole.USER.value),
