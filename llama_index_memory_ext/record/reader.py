@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field, replace
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from llama_index.core.base.llms.types import MessageRole
 
 from llama_index_memory_ext.events import HistoryCondensedEvent, has_listeners, send
+from llama_index_memory_ext.models.ask import Usage
 from llama_index_memory_ext.record.cache_points import block_ends, cache_marks
 from llama_index_memory_ext.record.sticky import Heat, choose_sticky, halve, heat_at
 from llama_index_memory_ext.record.text import (
@@ -48,7 +50,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from datetime import tzinfo
 
-    from llama_index_memory_ext.models.ask import Usage
     from llama_index_memory_ext.store import MemoryStore
     from llama_index_memory_ext.text.limits import Limits
 
@@ -181,7 +182,7 @@ class RecordReader:
             return (await self.read(session_id)).within_limits()
         after = replace(after, seen=replace(window.seen, position=position))
         self._keep(session_id, after)
-        await self.announce(session_id, before, after, started)
+        await self.announce(session_id, before, after, started, Usage())
         return after
 
     async def with_short_results(self, session_id: str, window: Window) -> Window:
@@ -255,7 +256,7 @@ class RecordReader:
         session_id: str,
         snapshot: Snapshot | None = None,
         *,
-        results_from: int | None = None,
+        results_from: int = 0,
     ) -> Window:
         """Return the window of the log behind the cursor, which this or another process may have moved.
 
@@ -264,7 +265,7 @@ class RecordReader:
         kept.
         """
         remembered = None
-        if results_from is None:
+        if not results_from:
             remembered = self.window(session_id)
         seen = remembered.seen if remembered else ReadPosition()
         page = await self._page(session_id, seen, snapshot=snapshot)
@@ -272,11 +273,11 @@ class RecordReader:
             remembered = None
             page = await self._page(session_id, ReadPosition())
         window = remembered or await self._begin(session_id, page)
-        if results_from is not None:
+        if results_from:
             window = replace(window, results_from=results_from)
         if page.rows:
             window = await self._extend(session_id, window, page)
-        if results_from is None:
+        if not results_from:
             self._keep(session_id, window)
         return window
 
@@ -328,7 +329,7 @@ class RecordReader:
         before: Window,
         after: Window,
         started: float,
-        spent: Usage | None = None,
+        spent: Usage,
     ) -> None:
         """Send an event if messages have left the record; ``started`` is of ``perf_counter``."""
         old = before.seen.position
@@ -346,8 +347,8 @@ class RecordReader:
                 summary_tokens=after.element.tokens,
                 position=new,
                 seconds=seconds,
-                prompt_tokens=spent.prompt_tokens if spent else 0,
-                completion_tokens=spent.completion_tokens if spent else 0,
+                prompt_tokens=spent.prompt_tokens,
+                completion_tokens=spent.completion_tokens,
             )
             send(event)
 
@@ -414,27 +415,27 @@ class RecordReader:
         before: int | None = None,
         snapshot: Snapshot | None = None,
     ) -> LogPage:
-        rows = snapshot.log_behind(seen) if snapshot else None
-        if snapshot is None or rows is None:
-            return await self.store.readers.page(
-                session_id, self.name, seen, before=before, limit=_PAGE_ROWS
-            )
-        unread = [row for row in rows if row.id > snapshot.position]
-        return LogPage(snapshot.position, snapshot.epoch, unread)
+        if snapshot is not None:
+            rows = snapshot.log_behind(seen)
+            if rows is not None:
+                unread = [row for row in rows if row.id > snapshot.position]
+                return LogPage(snapshot.position, snapshot.epoch, unread)
+        return await self.store.readers.page(
+            session_id, self.name, seen, before=before, limit=_PAGE_ROWS
+        )
 
     async def _count(
         self, rows: Sequence[LogRow], results_from: int = 0
     ) -> list[Entry]:
         """Return the entries of rows with their tokens; the results of tools before a row in a line each."""
-        counter = self.counter
-        tags = (self.name,)
+        count = partial(
+            entries_of, rows, self.counter, (self.name,), zone=self.time_zone
+        )
         if sum(row.characters for row in rows) > LONG_CHARACTERS:
-            entries = await asyncio.to_thread(
-                entries_of, rows, counter, tags, zone=self.time_zone
-            )
+            entries = await asyncio.to_thread(count)
         else:
-            entries = entries_of(rows, counter, tags, zone=self.time_zone)
+            entries = count()
         for i, entry in enumerate(entries):
             if entry.row_id < results_from and entry.is_result:
-                entries[i] = in_a_line(entry, counter)
+                entries[i] = in_a_line(entry, self.counter)
         return entries
