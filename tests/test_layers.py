@@ -58,7 +58,7 @@ formats     __init__ > layouts                                  # messages of ot
 .           agent_view fact                                               # a fact; which facts an agent sees
 models      caching_openai local_embeddings offline > ask                       # how a model is asked
 ---
-text        trim > limits parts > entries turns > messages > tokens       # messages as text, counted and cut
+text        trim > limits > entries turns > messages parts > tokens       # messages as text, counted and cut
 ---
 words       tokens > asking dates pronouns > __init__                     # words
 ---

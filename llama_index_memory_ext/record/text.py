@@ -49,7 +49,7 @@ def summary_element(
     return Section([Part("summary", element, tokens)], tokens)
 
 
-def earlier_section(parts: Sequence[Part | Entry], counter: TokenCounter) -> Section:
+def earlier_section(parts: Sequence[Part], counter: TokenCounter) -> Section:
     """Return earlier messages in the order of their days, under a heading for each day; empty for no parts."""
     if not parts:
         return NO_PARTS

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from html import escape
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index.core.base.llms.types import (
     ChatMessage,
@@ -24,6 +24,7 @@ from llama_index_memory_ext.text.messages import (
     Json,
     calls_of,
 )
+from llama_index_memory_ext.text.parts import Part
 from llama_index_memory_ext.words import CONTROLS
 
 if TYPE_CHECKING:
@@ -66,26 +67,19 @@ class ClippedText(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Part):
     """One message as the record shows it: ``<message role="user">the text</message>`` and a newline.
 
     A brief entry is ``<message user>the text`` and a newline; the next tag is its end.
 
-    ``role``: the role of the message: "user", "assistant", ...
-    ``kind``, ``day``, ``sources``: as of a ``Part`` of the prompt.
     ``tokens``: with the heading of its day.
+    ``role``: the role of the message: "user", "assistant", ...
     ``heading_tokens``: the tokens of the heading; 0 if the day begins with another entry.
     """
 
-    row_id: int
-    role: str
-    text: str
-    tokens: int
+    role: str = ""
     has_media: bool = False
-    day: str = ""
     heading_tokens: int = 0
-    kind: Literal["message", "instructions", "sticky"] = "message"
-    sources: tuple[Any, ...] = ()
 
     @property
     def tags(self) -> tuple[str, str]:
@@ -99,11 +93,6 @@ class Entry:
         """The text between the tags."""
         opening, closing = self.tags
         return self.text[len(opening) : -len(closing)]
-
-    @property
-    def is_result(self) -> bool:
-        """Whether it is a tool's result, which is never shown without the entry before it."""
-        return self.role in RESULT_ROLES
 
 
 def entry_of(
@@ -130,7 +119,8 @@ def entry_of(
     body = escape_tags(body_of(message), tags)
     if not body.strip():
         return None
-    if message.role in RESULT_ROLES:
+    is_result = message.role in RESULT_ROLES
+    if is_result:
         kwargs = message.additional_kwargs
         attributes = _attribute("tool_call_id", kwargs.get("tool_call_id"))
         attributes += _attribute("name", kwargs.get("name"))
@@ -142,7 +132,16 @@ def entry_of(
     else:
         text = f'{_ROLE}"{role}"{attributes}>{body}{CLOSING}'
     has_media = any(block.block_type in MEDIA_TOKENS for block in message.blocks)
-    return Entry(row_id, role, text, counter.count(text), has_media, day)
+    return Entry(
+        "message",
+        text,
+        counter.count(text),
+        day,
+        row_id=row_id,
+        is_result=is_result,
+        role=role,
+        has_media=has_media,
+    )
 
 
 def plain_entry(
@@ -167,7 +166,7 @@ def plain_entry(
         texts.append(block["text"])
     body = escape_tags("\n".join(filter(None, texts)), tags)
     text = _brief(stored["role"], _attribute("name", speaker), body)
-    return Entry(row_id, stored["role"], text, tokens)
+    return Entry("message", text, tokens, row_id=row_id, role=stored["role"])
 
 
 def _brief(role: str, attributes: str, body: str) -> str:

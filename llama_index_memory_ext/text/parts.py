@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from llama_index_memory_ext.text.entries import Entry
     from llama_index_memory_ext.text.tokens import TokenCounter
 
 EARLIER_OPENING = (
@@ -48,7 +47,6 @@ TAGS = {
     "changed": (CHANGED_OPENING, EARLIER_CLOSING),
     "sticky": (STICKY_OPENING, EARLIER_CLOSING),
 }
-_NO_TAGS = ("", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +77,13 @@ class Section:
     """The parts of an element of the prompt; false without parts.
 
     Attributes:
-        parts: The parts in their order; messages are parts.
+        parts: The parts in their order.
         tokens: The tokens of the text.
         cache_marks: The rows behind which a text block ends ("block"), with a cache
             point ("point").
     """
 
-    parts: Sequence[Part | Entry] = field(default=(), repr=False)
+    parts: Sequence[Part] = field(default=(), repr=False)
     tokens: int = 0
     cache_marks: Mapping[int, CacheMark] = field(default_factory=dict)
 
@@ -103,7 +101,7 @@ class Section:
         for part in self.parts:
             if part.kind != kind:
                 pieces.append(closing)
-                opening, closing = TAGS.get(part.kind, _NO_TAGS)
+                opening, closing = TAGS.get(part.kind, ("", ""))
                 pieces.append(opening)
                 kind = part.kind
                 day = ""
@@ -141,7 +139,7 @@ class Section:
                 return rest
             tokens += rest.tokens - most_tokens
 
-    def _without(self, tokens: int, counter: TokenCounter) -> list[Part | Entry]:
+    def _without(self, tokens: int, counter: TokenCounter) -> list[Part]:
         def drop_rank(place: int) -> tuple[int, int]:
             kind = self.parts[place].kind
             place_rank = -place if kind in _LAST_FIRST else place
@@ -159,6 +157,6 @@ class Section:
 NO_PARTS = Section()
 
 
-def counted_section(parts: Sequence[Part | Entry], counter: TokenCounter) -> Section:
+def counted_section(parts: Sequence[Part], counter: TokenCounter) -> Section:
     """Return the section of these parts, whose tokens are counted together."""
     return Section(parts, counter.count(Section(parts).text))
