@@ -159,10 +159,7 @@ class Window:
 
     def within_limits(self, limits: Limits | None = None) -> Window:
         """Return the window within these limits or, by default, its limits: cut if it exceeds them."""
-        first = plan_cut(
-            self.entries, limits or self.limits, turn_starts=(MessageRole.USER,)
-        )
-        return self.without_oldest(first)
+        return self.without_oldest(plan_cut(self.entries, limits or self.limits))
 
     def after_cut(self) -> Window:
         """Return the window after a cut, which removes at least the first group, but never the newest.

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from itertools import accumulate, islice, takewhile
 from typing import TYPE_CHECKING
 
+from llama_index.core.base.llms.types import MessageRole
+
 from llama_index_memory_ext.errors import LimitError
 from llama_index_memory_ext.text.messages import RESULT_ROLES, Counted
 from llama_index_memory_ext.words import sentences_in
@@ -71,9 +73,7 @@ def limits_of_messages(
     return Limits(keep_ratio=ratio, max_messages=most, keep_messages=keep)
 
 
-def plan_cut(
-    messages: Sequence[Counted], limits: Limits, *, turn_starts: Collection[str] = ()
-) -> int:
+def plan_cut(messages: Sequence[Counted], limits: Limits) -> int:
     """Return the index of the first message to keep, which is never a result; 0 if all are within the limits.
 
     Above a limit, the messages are cut down to ``keep_ratio`` and ``keep_messages`` at
@@ -81,9 +81,8 @@ def plan_cut(
     cache can serve it.
 
     The newest message, or call with its results, always stays. A cut in front of a
-    turn, which begins with a role of ``turn_starts``, is preferred unless it keeps less
-    than half of the tokens that fit. Messages are counted from the newest one on, until
-    a limit is exceeded.
+    message of the user is preferred unless it keeps less than half of the tokens that
+    fit. Messages are counted from the newest one on, until a limit is exceeded.
     """
     # Lazily: the tokens of messages beyond a limit are not counted.
     newest = islice(reversed(messages), limits.max_messages)
@@ -105,7 +104,7 @@ def plan_cut(
         return groups[-1]
     first = cuts[0]
     for turn in cuts:
-        if messages[turn].role in turn_starts:
+        if messages[turn].role == MessageRole.USER.value:
             most_tokens = sums[len(messages) - first - 1]
             if sums[len(messages) - turn - 1] * 2 >= most_tokens:
                 return turn

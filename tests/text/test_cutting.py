@@ -30,11 +30,7 @@ def cut(kinds: str, counts: list[int], **limits: Any) -> int:
     messages = [
         Message(ROLES[kind], count) for kind, count in zip(kinds, counts, strict=True)
     ]
-    return plan_cut(
-        messages,
-        Limits(**{"tokens": 100, "keep_ratio": 0.75, **limits}),
-        turn_starts=["user"],
-    )
+    return plan_cut(messages, Limits(**{"tokens": 100, "keep_ratio": 0.75, **limits}))
 
 
 @pytest.mark.parametrize(
