@@ -65,7 +65,7 @@ class Counted(HasRole, Protocol):
         """The tokens of the message."""
 
 
-M = TypeVar("M", bound=ChatMessage | HasRole)
+M = TypeVar("M", bound=HasRole)
 
 
 class MovedMessage(ChatMessage):
@@ -94,7 +94,12 @@ def calls_of(message: ChatMessage) -> list[ToolCall]:
             calls.append(ToolCall(block.tool_call_id or "", block.tool_name, arguments))
     if calls:
         return calls
-    return list(map(_parse_call, _calls_in_kwargs(message)))
+    for key in CALL_KEYS:
+        values = message.additional_kwargs.get(key) or []
+        if not isinstance(values, list):
+            values = [values]
+        calls += map(_parse_call, values)
+    return calls
 
 
 def _parse_call(value: Json) -> ToolCall:
@@ -157,15 +162,6 @@ def tool_call_groups(messages: Iterable[M]) -> list[list[M]]:
         else:
             groups.append([message])
     return groups
-
-
-def _calls_in_kwargs(message: ChatMessage) -> list[Json]:
-    """Return the calls in ``additional_kwargs``."""
-    calls = message.additional_kwargs.get("tool_calls") or []
-    if not isinstance(calls, list):
-        calls = [calls]
-    call = message.additional_kwargs.get("function_call")
-    return [*calls, call] if call else calls
 
 
 def fields_of(value: Json) -> dict[str, Json]:
