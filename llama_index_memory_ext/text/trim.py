@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
-from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -95,19 +93,17 @@ def trim(
         check_count("token_limit", token_limit, LimitError)
     if max_messages is not None:
         check_count("max_messages", max_messages, LimitError)
-    limits = replace(
-        limits_of_messages(max_messages, None, 1.0, include_system=include_system),
-        tokens=token_limit or sys.maxsize,
-    )
+    limits = limits_of_messages(max_messages, None, 1.0, include_system=include_system)
+    most_tokens = token_limit or limits.tokens
     counter = TokenCounter() if tokenizer_fn is None else as_counter(tokenizer_fn)
     groups = tool_call_groups(_complete_calls(messages))
     head: list[ChatMessage] = []
     if include_system and groups and groups[0][0].role in INSTRUCTION_ROLES:
         head = groups.pop(0)
         # A token must remain for the messages behind it.
-        if _count_tokens(head, counter) > limits.tokens - bool(groups):
-            head = _clip_group(head, limits.tokens // 2, counter)
-    tokens = limits.tokens - _count_tokens(head, counter)
+        if _count_tokens(head, counter) > most_tokens - bool(groups):
+            head = _clip_group(head, most_tokens // 2, counter)
+    tokens = most_tokens - _count_tokens(head, counter)
     newest = _newest(groups, tokens, limits.max_messages - len(head), counter)
     return [*head, *newest]
 
@@ -163,7 +159,7 @@ def _newest(
     newest_first: list[list[ChatMessage]] = []
     for group in reversed(groups):
         fits = len(group) <= count and _count_tokens(group, counter) <= tokens
-        if count <= 0 or (newest_first and not fits):
+        if newest_first and not fits:
             break
         part = _clip_group(group, tokens, counter)
         if part:
