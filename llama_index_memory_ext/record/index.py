@@ -414,7 +414,7 @@ class MessageIndex:
         ``limit`` tokens.
         """
         if len(rows) == 1 and tokens <= limit:
-            (row,) = rows
+            row = rows[0]
             entry = plain_entry(
                 row.id, row.data, tokens, self._tags, speaker=row.speaker
             )

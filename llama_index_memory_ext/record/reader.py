@@ -362,7 +362,7 @@ class RecordReader:
         instructions = await self._instructions(first.rows, room)
         room -= tokens_of(instructions)
         state = first.state or {}
-        summary = str(state.get("summary") or "")
+        summary = state.get("summary", "")
         limit = self.summary_limit
         if not self.summarize:
             # A stored summary that is no longer extended leaves half to messages.
@@ -385,8 +385,8 @@ class RecordReader:
             instructions,
             summary,
             element,
-            summarised=int(state.get("summarised") or 0),
-            results_from=int(state.get("results_from") or 0),
+            summarised=state.get("summarised", 0),
+            results_from=state.get("results_from", 0),
         )
         heat = {row_id: value for row_id, _, value in state.get(ROWS, ())}
         return await self._with_sticky(session_id, window, heat)

@@ -7,7 +7,7 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 
@@ -153,10 +153,15 @@ class MessageSearch:
         # The index refers to the model, so that Python does not reuse this id.
         return (self.reader, id(self.embed_model))
 
-    def index(self, session_id: str) -> MessageIndex | None:
-        """Return the index of a session; None if nothing was indexed, or it was used too long ago."""
+    def index(
+        self, session_id: str, kind: Literal["index", "newest"] = "index"
+    ) -> MessageIndex | None:
+        """Return the index of a session; None if nothing was indexed, or it was used too long ago.
+
+        "newest" is an index of the newest messages alone, while the others are indexed.
+        """
         index: MessageIndex | None = self.reader.store.cache.get(
-            session_id, ("index", *self._settings)
+            session_id, (kind, *self._settings)
         )
         return index
 
@@ -288,13 +293,10 @@ class MessageSearch:
             self.jobs.start(key, index_log, _RETRY_SECONDS)
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self.jobs.wait(key), _INDEX_SECONDS)
-        for kind in ("index", "newest"):
-            usable_index: MessageIndex | None = self.reader.store.cache.get(
-                session_id, (kind, *self._settings)
-            )
+        for index in (self.index(session_id), self.index(session_id, "newest")):
             # After a deletion, other rows may have the ids in the index.
-            if usable_index is not None and usable_index.epoch == seen.epoch:
-                return usable_index
+            if index is not None and index.epoch == seen.epoch:
+                return index
         return None
 
     async def search(

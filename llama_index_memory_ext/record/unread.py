@@ -49,7 +49,7 @@ def show_unread(
     index.add(rows)
     matching = [match.message.row_ids[0] for match in index.ranked(question)]
     newest_first = [row.id for row in reversed(rows)]
-    best_first = list(dict.fromkeys([*matching, *newest_first]))
+    best_first = dict.fromkeys([*matching, *newest_first])
     lines = {}
     for row, said_at in zip(rows, times_of(rows, zone), strict=True):
         text = " ".join(spoken(row.message).split())

@@ -161,10 +161,7 @@ class EmbeddingRanker:
         self._keeper = keeper
         self._wait_seconds = wait_seconds
         self._statement_weight = statement_weight
-        if lexical is None:
-            self._lexical: FactRanker = TfidfRanker()
-        else:
-            self._lexical = lexical
+        self._lexical = TfidfRanker() if lexical is None else lexical
         shared = QueryVectors(embed_model, retry_seconds)
         self._queries = _queries.setdefault((id(embed_model), retry_seconds), shared)
         # A document that the model refuses must not stop the queries, so they have a
@@ -218,14 +215,14 @@ class EmbeddingRanker:
         cosines = self._cosines(query)
         if not cosines:
             return lexical
-        ids = list(dict.fromkeys([*cosines, *lexical]))
+        ids = tuple(dict.fromkeys([*cosines, *lexical]))
         by_meaning = divided_by_best(values_of(cosines, ids))
         by_words = divided_by_best(values_of(lexical, ids))
         # The embedded documents come first.
         by_meaning[len(cosines) :] = by_words[len(cosines) :]
         weight = self._statement_weight if is_statement(query) else 1.0
         total = (by_meaning + weight * by_words) / (1 + weight)
-        return Similarities(tuple(ids), total)
+        return Similarities(ids, total)
 
     def closeness(self, query: str) -> Mapping[str, float]:
         """Return how much nearer to a query than the median document each embedded document is, 0..1, by id.

@@ -100,12 +100,8 @@ class TokenCounter:
 
     async def load(self) -> None:
         """Load the vocabulary in a thread, unless it is loaded, so that the event loop does not wait."""
-        if not self._is_ready:
+        if self._tokenizer_fn is None and self.name not in _loaded:
             await asyncio.to_thread(_encoding, self.name)
-
-    @property
-    def _is_ready(self) -> bool:
-        return self._tokenizer_fn is not None or self.name in _loaded
 
     def count(self, text: str) -> int:
         """Return the number of tokens in a text, 0 for the empty text. The counts of long texts are cached."""
