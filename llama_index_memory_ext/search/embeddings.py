@@ -271,7 +271,11 @@ class EmbeddingRanker:
         if not await self.prepare_queries(queries):
             return False
         is_due = not (self.is_complete or self._back_off.pausing)
-        if is_due and self._back_off not in map(self._tasks.get, asyncio.all_tasks()):
+        # By identity: the back-off of queries has equal numbers until one of both fails.
+        is_running = any(
+            self._tasks.get(task) is self._back_off for task in asyncio.all_tasks()
+        )
+        if is_due and not is_running:
             await self._run(self.embed_documents(), self._back_off)
         return self.is_complete
 

@@ -250,6 +250,28 @@ async def test_a_slow_model_is_not_waited_for_but_its_answer_is_used_later() -> 
     assert sorted(model.asked) == sorted([*(fact.content for fact in FACTS), "doggo"])
 
 
+async def test_documents_are_embedded_while_another_question_waits_for_the_model() -> (
+    None
+):
+    asked = asyncio.Event()
+
+    class SlowQueries(Awaited):
+        async def _aget_query_embedding(self, query: str) -> list[float]:
+            asked.set()
+            return await super()._aget_query_embedding(query)
+
+        async def _aget_text_embeddings(self, texts: list[str]) -> list[list[float]]:
+            return [self._get_query_embedding(text) for text in texts]
+
+    model = SlowQueries(gate=asyncio.Event())
+    ranker = ranker_of(model, wait_seconds=60)
+    waiting = asyncio.create_task(ranker.aprepare(["doggo"]))
+    await asked.wait()
+    assert await ranker.aprepare()
+    model.gate.set()
+    assert await waiting
+
+
 async def test_what_is_under_way_ends_with_the_ranker() -> None:
     model = Awaited(gate=asyncio.Event())
     ranker = ranker_of(model, wait_seconds=0.01)
