@@ -90,14 +90,14 @@ def has_answer_before_question(roles: Sequence[str]) -> bool:
     >>> has_answer_before_question(["user", "user", "assistant", "tool"])
     False
     """
-    questions = 0
+    is_before_question = False
     for role in reversed(roles):
         if role == MessageRole.USER.value:
-            questions += 1
-        elif questions == 1 and role in ASSISTANT_ROLES:
+            if is_before_question:
+                return False
+            is_before_question = True
+        elif is_before_question and role in ASSISTANT_ROLES:
             return True
-        if questions > 1:
-            return False
     return True
 
 

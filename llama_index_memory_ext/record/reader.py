@@ -146,7 +146,7 @@ class RecordReader:
         return ""
 
     async def read_within_limits(
-        self, session_id: str, snapshot: Snapshot | None = None
+        self, session_id: str, snapshot: Snapshot | None
     ) -> Window:
         """Return the window within its limits. A cut is stored, so that every process sees it.
 

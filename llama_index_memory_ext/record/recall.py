@@ -467,9 +467,7 @@ def recall_budget(
     if not asking:
         statement_limit = int(limit * _STATEMENT_SHARE)
         return RecallBudget(statement_limit, _CURRENT_POWER, _IN_RECORD_SHARE)
-    power = 0
-    if is_question:
-        power = _CURRENT_POWER
+    power = _CURRENT_POWER if is_question else 0
     return RecallBudget(most, power, _IN_RECORD_SHARE, max(asking, _STATEMENT_SHARE))
 
 

@@ -28,8 +28,8 @@ def show_unread(
     limit: int,
     counter: TokenCounter,
     *,
-    languages: tuple[str, ...] | None = None,
-    zone: tzinfo | None = None,
+    languages: tuple[str, ...] | None,
+    zone: tzinfo | None,
 ) -> Section:
     """Return messages of a user within ``limit`` tokens, oldest first, a line for each; empty for none.
 

@@ -148,9 +148,9 @@ def plain_entry(
     row_id: int,
     stored: Mapping[str, Json],
     tokens: int,
-    tags: Iterable[str] = (),
+    tags: Iterable[str],
     *,
-    speaker: str = "",
+    speaker: str,
 ) -> Entry | None:
     """Return the brief entry of a stored message with text alone, as ``entry_of``; None for any other message.
 
