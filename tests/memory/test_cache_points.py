@@ -192,7 +192,8 @@ async def test_each_prompt_marks_where_the_one_before_has_ended(
 ) -> None:
     """The newest mark of a prompt is among those of the next one, with the same blocks before it.
 
-    Also where several turns come between two prompts: OpenAI does not look back from a mark.
+    Also where several turns come between two prompts: OpenAI does not look back from a mark. And also in a prompt
+    that is made twice, because the first of both may never be sent.
     """
     memory = open_memory(condensed_token_limit=2_000, cache_points=True)
     prompts = await prompts_of(memory, 30)
@@ -207,6 +208,7 @@ async def test_each_prompt_marks_where_the_one_before_has_ended(
         assert len(marked(now)) <= 2 + (now is prompts[-1])
         assert question(now).additional_kwargs["session_id"] == "chat"
     assert marked(prompts[-2])[-1].endswith("And this is answer number 28.</message>\n")
+    assert marked(prompts[-2])[-1] in marked(await memory.aget())
 
 
 async def test_a_question_that_is_sent_again_ends_with_a_mark(
