@@ -579,10 +579,14 @@ async def test_a_long_log_is_found_whole_after_a_restart(
     )
 
 
-async def test_a_new_process_finds_the_newest_messages_before_it_has_indexed_the_older_ones(
-    open_memory: OpenMemory, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_new", [True, False])
+async def test_the_newest_messages_are_found_before_the_older_ones_are_indexed(
+    open_memory: OpenMemory, monkeypatch: pytest.MonkeyPatch, *, is_new: bool
 ) -> None:
-    """The tokenizer stops at the oldest message, so that it is not indexed until the test continues."""
+    """By a new process, and after another process has deleted a message.
+
+    The tokenizer stops at the oldest message, so that it is not indexed until the test continues.
+    """
     monkeypatch.setattr(recall, "_INDEXED_ROWS", 60)
     may_continue = Event()
 
@@ -597,6 +601,13 @@ async def test_a_new_process_finds_the_newest_messages_before_it_has_indexed_the
     await first.aput_messages([user("My uncle collects stamps."), *filler])
     memory = open_memory(**SMALL, tokenizer_fn=tokens_of_words)
     question = "Who collects stamps? What does Caroline breed?"
+    if not is_new:
+        may_continue.set()
+        await memory.aget(input=question)
+        await memory.condensed_block.await_jobs("chat")
+        may_continue.clear()
+        rows = (await first.sql_store.readers.unread("chat", "")).rows
+        await first.sql_store.delete_message("chat", rows[1].id)
     early = recalled(sent_text(await memory.aget(input=question)))
     may_continue.set()
     assert ("user", "My uncle collects stamps.") in early
