@@ -227,12 +227,9 @@ class RecordReader:
         chosen: list[Entry] = []
         counter = self.counter
         if heat and self.sticky_limit and not window.summary:
-            rows = await self.store.readers.rows_in_epoch(
-                session_id, list(heat), window.seen.epoch
-            )
-            # Without rows, a message was deleted: then the window is read again.
+            rows = await self.store.readers.rows_by_id(session_id, list(heat))
             entries = entries_of(
-                rows or (), counter, (self.name,), zone=self.time_zone, brief=True
+                rows, counter, (self.name,), zone=self.time_zone, brief=True
             )
             tags = counter.count("".join(TAGS["sticky"]))
             day = counter.count(DAY_HEADING.format("2026-11-20"))

@@ -170,6 +170,42 @@ async def test_what_is_no_longer_asked_for_makes_room(open_on: Open) -> None:
     assert BOAT in recalled(await ask(memory))
 
 
+async def test_the_message_that_was_recalled_more_often_becomes_sticky(
+    open_on: Open,
+) -> None:
+    memory = open_on(sticky_token_limit=42)
+    for text in ("My car Aurora is blue.", BOAT):
+        await memory.aput(user(text))
+        await memory.aput(assistant("Nice."))
+    await put_other_words(memory)
+    for question in (QUESTION, "What colour is my car?", QUESTION):
+        await ask(memory, question)
+    await put_other_words(memory)
+    shown = sticky(await ask(memory, "Hello."))
+    assert BOAT in shown
+    assert "Aurora" not in shown
+
+
+async def test_no_message_is_sticky_for_what_was_recalled_before_a_deletion(
+    open_on: Open,
+) -> None:
+    """Its row may have the number of a deleted one, which another process has recalled."""
+    memory = open_on()
+    other = open_on()
+    await memory.aput(user(BOAT))
+    await memory.aput(assistant("Nice."))
+    await put_other_words(memory)
+    assert BOAT in recalled(await ask(other))
+    await memory.areset()
+    await memory.aput(user("My sister is Lena."))
+    await memory.aput(assistant("Nice."))
+    await put_other_words(memory)
+    await put_other_words(other)
+    prompt = await ask(other, "Hello.")
+    assert "Lena" not in prompt
+    assert not sticky(prompt)
+
+
 async def test_it_keeps_within_its_limit(open_on: Open) -> None:
     memory = open_on()
     for i in range(40):
