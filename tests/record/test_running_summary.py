@@ -304,6 +304,21 @@ async def test_a_long_history_is_summed_up_a_batch_at_a_time(
     assert all(COUNTER.count(str(request)) < 60_000 for request in server.requests)
 
 
+async def test_each_message_of_a_long_history_is_summed_up_once(
+    open_block: OpenBlock, start_model: StartModel
+) -> None:
+    """Also the messages behind those that are read for one request, all of which have room in it."""
+    llm, server = start_model(lambda messages, tools: say("The user asks and asks."))
+    block = open_block(llm=llm, **SIX_KEEP_TWO)
+    messages = turns(1, 225)
+    await block.aput(messages, session_id="chat")
+    await shown(block)
+    said = []
+    for request in server.requests:
+        said += [text for _, text in record(request[-1]["content"])]
+    assert said == [message.content for message in messages[:-2]]
+
+
 async def test_it_is_kept_in_every_database(
     store: MemoryStore, start_model: StartModel
 ) -> None:
