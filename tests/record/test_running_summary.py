@@ -304,19 +304,24 @@ async def test_a_long_history_is_summed_up_a_batch_at_a_time(
     assert all(COUNTER.count(str(request)) < 60_000 for request in server.requests)
 
 
+@pytest.mark.parametrize("words", [0, 60])
 async def test_each_message_of_a_long_history_is_summed_up_once(
-    open_block: OpenBlock, start_model: StartModel
+    open_block: OpenBlock, start_model: StartModel, words: int
 ) -> None:
-    """Also the messages behind those that are read for one request, all of which have room in it."""
+    """A request ends with the last row that was read for it, or where it is full."""
     llm, server = start_model(lambda messages, tools: say("The user asks and asks."))
     block = open_block(llm=llm, **SIX_KEEP_TWO)
-    messages = turns(1, 225)
+    messages = [
+        ChatMessage("word " * words + str(message.content), role=message.role)
+        for message in turns(1, 225)
+    ]
     await block.aput(messages, session_id="chat")
-    await shown(block)
+    text = await shown(block)
+    assert len(server.requests) > 1
     said = []
-    for request in server.requests:
-        said += [text for _, text in record(request[-1]["content"])]
-    assert said == [message.content for message in messages[:-2]]
+    for prompt in (*[request[-1]["content"] for request in server.requests], text):
+        said += [content for _, content in record(prompt)]
+    assert said == [message.content for message in messages]
 
 
 async def test_it_is_kept_in_every_database(
