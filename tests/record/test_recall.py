@@ -338,6 +338,12 @@ async def test_a_question_uses_what_the_record_leaves_free(
     assert 400 < asked <= 600
     assert 400 < told <= 600
     assert 320 < stated <= 400
+    # The record grows until it is cut, and leaves less and less.
+    for i in range(10):
+        await say(memory, user(FILLER.format(i)), assistant("I see."))
+        prompt = sent_text(await memory.aget(input="Where do Caroline's alpacas live?"))
+        shown = prompt.partition("<memory>\n")[2].partition("</memory>")[0]
+        assert COUNTER.count(shown) <= 900
 
 
 @pytest.mark.parametrize(
