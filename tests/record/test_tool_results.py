@@ -73,6 +73,19 @@ async def test_a_cut_leaves_a_line_of_results_before_the_last_turns(
     assert results[-1] not in short
 
 
+@pytest.mark.parametrize("kept", [0, 1, 2])
+async def test_a_cut_keeps_the_results_of_so_many_turns(
+    open_block: OpenBlock, kept: int
+) -> None:
+    block = open_block(token_limit=LIMIT, keep_tool_results=kept)
+    for i in range(12):
+        await block.aput(turn(i), session_id="chat")
+    text = str(await block.aget([], session_id="chat"))
+    results = [said for role, said in record(text) if role == "tool"]
+    assert len(results) > kept
+    assert sum("left out" not in said for said in results) == kept
+
+
 async def test_between_two_cuts_the_record_only_grows(open_block: OpenBlock) -> None:
     block, before, cuts = (
         open_block(token_limit=LIMIT, keep_tool_results=1, show_days=False),
