@@ -20,7 +20,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, PydanticUndefined
 
-from llama_index_memory_ext.errors import MemoryExtError, SettingError
+from llama_index_memory_ext.errors import LimitError, MemoryExtError, SettingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
@@ -177,6 +177,12 @@ def check_count(
             f"{name} must be a whole number of at least 1; got {describe_value(value, with_text=True)}. "
             "Pass another number, or leave it out."
         )
+
+
+def check_limit(name: str, value: object) -> None:
+    """Raise a LimitError for a limit that is neither None nor a whole number of at least 1."""
+    if value is not None:
+        check_count(name, value, LimitError)
 
 
 def _is_plain(text: str) -> bool:

@@ -13,13 +13,13 @@ from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle, Te
 from pydantic import ValidationError
 
 from llama_index_memory_ext.background.loop import run
-from llama_index_memory_ext.errors import FactError, LimitError, StoreError
+from llama_index_memory_ext.errors import FactError, StoreError
 from llama_index_memory_ext.fact import CONFIDENCE_WEIGHT, SIMILARITY_WEIGHT
 from llama_index_memory_ext.facts.filters import FactFilter
 from llama_index_memory_ext.facts.lines import days_of
 from llama_index_memory_ext.memory.search import check_memory, check_search
 from llama_index_memory_ext.record.recall import LONGEST_MESSAGE_TOKENS, FoundMessage
-from llama_index_memory_ext.settings import build_checked, check_count, unpacked
+from llama_index_memory_ext.settings import build_checked, check_limit, unpacked
 from llama_index_memory_ext.text.entries import escape_tags
 from llama_index_memory_ext.text.tokens import take_fitting
 
@@ -136,8 +136,7 @@ class MemoryRetriever(BaseRetriever):
         super().__init__(callback_manager=callback_manager)
         check_memory(memory, type(self).__name__)
         check_search(similarity_top_k, facts=facts, messages=messages)
-        if token_limit is not None:
-            check_count("token_limit", token_limit, LimitError)
+        check_limit("token_limit", token_limit)
         self.memory = memory
         self.similarity_top_k = similarity_top_k
         self.token_limit = token_limit

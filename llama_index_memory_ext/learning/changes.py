@@ -10,6 +10,7 @@ from llama_index_memory_ext.events import Rejection
 from llama_index_memory_ext.fact import ENDING, ONLY_ENDS, Fact, duplicate_key, retire
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from datetime import datetime
 
     from llama_index_memory_ext.facts.user_facts import UserFacts
@@ -68,21 +69,14 @@ def pending_reply(valid: ValidatedReply, user_facts: UserFacts) -> ValidatedRepl
     ended_now = []
     for ending in valid.retired:
         old = user_facts.facts[ending.id]
-        ends_pending = old.pending and not ending.replaced_by
-        if ending.retired_by == "request" or ends_pending:
+        if _ends_at_once(ending, old):
             ended_now.append(ending)
         else:
             replacement = pending.get(ending.replaced_by or "")
             fact = _with_ending(replacement, ending, old)
             new[fact.id] = fact
-    decided = {
-        duplicate_key(fact.content)
-        for fact in (*user_facts.pending, *user_facts.rejected)
-        if fact.id not in new
-    }
-    accepted = [
-        fact for fact in new.values() if duplicate_key(fact.content) not in decided
-    ]
+    decided = (*user_facts.pending, *user_facts.rejected)
+    accepted = [fact for fact in new.values() if not _is_repeated(fact, decided)]
     repeated = len(new) - len(accepted)
     return replace(
         valid,
@@ -91,6 +85,11 @@ def pending_reply(valid: ValidatedReply, user_facts: UserFacts) -> ValidatedRepl
         retired=tuple(ended_now),
         rejected=(*valid.rejected, *[_ALREADY_DECIDED] * repeated),
     )
+
+
+def _ends_at_once(ending: Fact, old: Fact) -> bool:
+    """Return whether a fact ends without approval."""
+    return ending.retired_by == "request" or (old.pending and not ending.replaced_by)
 
 
 def _with_ending(replacement: Fact | None, ending: Fact, old: Fact) -> Fact:
@@ -111,3 +110,11 @@ def _with_ending(replacement: Fact | None, ending: Fact, old: Fact) -> Fact:
         **old.ends_facts,
     }
     return pending.model_copy(update={"ends_facts": ends_facts})
+
+
+def _is_repeated(new: Fact, decided: Iterable[Fact]) -> bool:
+    """Return whether a pending or rejected fact says the same as a new fact."""
+    content = duplicate_key(new.content)
+    return any(
+        duplicate_key(fact.content) == content and fact.id != new.id for fact in decided
+    )

@@ -15,8 +15,7 @@ from llama_index.core.base.llms.types import (
     ToolCallBlock,
 )
 
-from llama_index_memory_ext.errors import LimitError
-from llama_index_memory_ext.settings import check_count
+from llama_index_memory_ext.settings import check_limit
 from llama_index_memory_ext.text.entries import INSTRUCTION_ROLES, message_tokens
 from llama_index_memory_ext.text.limits import limits_of_messages, share_out
 from llama_index_memory_ext.text.messages import (
@@ -89,10 +88,8 @@ def trim(
             "trim got neither token_limit nor max_messages, so it leaves out unanswered calls alone. Pass one of them, "
             "such as token_limit=4_000."
         )
-    if token_limit is not None:
-        check_count("token_limit", token_limit, LimitError)
-    if max_messages is not None:
-        check_count("max_messages", max_messages, LimitError)
+    check_limit("token_limit", token_limit)
+    check_limit("max_messages", max_messages)
     limits = limits_of_messages(max_messages, None, 1.0, include_system=include_system)
     most_tokens = token_limit or limits.tokens
     counter = TokenCounter() if tokenizer_fn is None else as_counter(tokenizer_fn)
