@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import text as sql
 
 from llama_index_memory_ext import (
     CondensedMemory,
@@ -155,15 +154,12 @@ async def test_each_agent_sees_its_own_facts_and_the_shared_ones_and_forgetting_
 
 
 async def rows_in(store: MemoryStore) -> dict[str, int | None]:
-    names = store.database.tables.names
     counts = {
-        name: sql(f"SELECT count(*) FROM {names[name]}")  # noqa: S608 - our own names
-        for name in ("facts", "embeddings")
+        "facts": "SELECT count(*) FROM {facts}",
+        "embeddings": "SELECT count(*) FROM {embeddings}",
     }
     return await store.database.run(
-        lambda conn: {
-            name: conn.execute(query).scalar() for name, query in counts.items()
-        },
+        lambda tx: {name: tx.execute(query).scalar() for name, query in counts.items()},
         writes=False,
     )
 

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.bridge.pydantic import Field
-from sqlalchemy import text
 
 from llama_index_memory_ext import CondensedMemory
 from llama_index_memory_ext.blocks.facts import RelevantFactsBlock
@@ -414,7 +413,7 @@ async def ask(block: RelevantFactsBlock, question: str) -> list[str]:
 
 async def stored(block: RelevantFactsBlock) -> int:
     assert block.store is not None
-    query = text("SELECT count(*) FROM llama_index_memory_embeddings")
+    query = "SELECT count(*) FROM {embeddings}"
     return await block.store.database.run(
         lambda conn: int(conn.execute(query).scalar_one()), writes=False
     )
