@@ -92,6 +92,10 @@ ANSWERING = {
     "CondensedMemory with added facts, 600 tokens": "`CondensedMemory`, facts added by a program",
     "CondensedMemory that learns, 600 tokens": "`CondensedMemory` by default (two conversations)",
     "FactExtractionMemoryBlock, 600 tokens": "`Memory` with `FactExtractionMemoryBlock` (the same two)",
+    "LlamaIndex's Memory, 1,500 tokens": "LlamaIndex's `Memory`, longer prompts",
+    "CondensedMemory without facts, 1,500 tokens": "`CondensedMemory` without facts, longer prompts",
+    "LlamaIndex's Memory without guessing, 600 tokens": "LlamaIndex's `Memory`, [told not to guess](local-models.md#what-if-a-model-guesses)",
+    "CondensedMemory without facts without guessing, 600 tokens": "`CondensedMemory` without facts, told not to guess",
 }
 ANSWER_COLUMNS = (
     ("right answers", "right answers", "of"),
@@ -147,6 +151,10 @@ def _one_message() -> str:
     return "\n" + "\n".join(lines) + "\n"
 
 
+GUESSING = """
+With these sentences, the model of [the figures](figures.md#does-a-small-model-answer-right) invented {answers|CondensedMemory without facts without guessing, 600 tokens: invented answers|of} answers instead of {answers|CondensedMemory without facts, 600 tokens: invented answers|.0f},
+and {answers|LlamaIndex's Memory without guessing, 600 tokens: invented answers|of} instead of {answers|LlamaIndex's Memory, 600 tokens: invented answers|.0f} with LlamaIndex's `Memory`. It answered {answers|CondensedMemory without facts without guessing, 600 tokens: right answers|of} questions right instead of {answers|CondensedMemory without facts, 600 tokens: right answers|.0f}.
+"""
 LIVE_AGENT = """
 | | |
 |---|---|
@@ -286,6 +294,7 @@ def _tools() -> str:
 TEXTS: dict[str, str] = {
     "answers": _answers(),
     "one-message": _one_message(),
+    "guessing": GUESSING,
     "live-agent": LIVE_AGENT,
     "all": ALL_FIGURES.replace("WHOLE_PRICE", WHOLE_PRICE),
     "readme": READ_FIRST.replace(
