@@ -38,6 +38,7 @@ from llama_index_memory_ext.text.parts import (
 )
 from llama_index_memory_ext.text.turns import ends_with_answer, question_in
 from llama_index_memory_ext.words.asking import asking_share, asks, tells_change
+from llama_index_memory_ext.words.dates import relative_periods
 from llama_index_memory_ext.words.tokens import terms_in
 
 if TYPE_CHECKING:
@@ -267,6 +268,8 @@ class MessageSearch:
             matches.fitting.record_rows,
             index.today.isoformat(),
             budget.limit + tags,
+            # What was said at a time is not what has changed since then.
+            with_changes=not any(relative_periods(question.casefold(), index.today)),
         )
         # Vectors may come later, and a failed index is made anew.
         if index.embeddings is None and index.epoch == window.seen.epoch:
@@ -509,11 +512,14 @@ def arrange_recalled(
     record_rows: Container[int],
     today: str,
     limit: int,
+    *,
+    with_changes: bool,
 ) -> RecalledMessages:
     """Return the messages, and a section without the sticky messages, within ``limit`` tokens.
 
-    The user's changes stand last. Changes in the matching rows of the record,
-    ``record_rows``, are repeated: a small model otherwise answers with an older change.
+    ``with_changes``: the user's changes stand last. Changes in the matching rows of the
+    record, ``record_rows``, are repeated: a small model otherwise answers with an older
+    change.
     """
     counter = window.counter
     recalled: list[Part] = []
@@ -522,20 +528,27 @@ def arrange_recalled(
         if message.row_ids[0] in window.sticky_heat:
             continue
         sources = (message,)
-        if message.is_whole and _is_change(entries[0]):
+        if with_changes and message.is_whole and _is_change(entries[0]):
             changes.append(replace(entries[0], day=message.day, sources=sources))
         else:
             text = "".join(entry.text for entry in entries)
             tokens = tokens_of(entries)
             recalled.append(Part("recalled", text, tokens, message.day, sources))
-    in_record = [entry for entry in window.entries if entry.row_id in record_rows]
-    changes += filter(_is_change, in_record)
+    if with_changes:
+        changes += _changes_of_record(window, record_rows)
     earlier = earlier_section(recalled, counter)
     changed = _changed_section(changes, counter, today)
     section = Section([*earlier.parts, *changed.parts], earlier.tokens + changed.tokens)
     if section.tokens > limit:
         section = section.without(section.tokens - limit, counter)
     return RecalledMessages(section, [match.message for match in messages])
+
+
+def _changes_of_record(window: Window, rows: Container[int]) -> list[Entry]:
+    """Return the changes among these rows that the record shows."""
+    return [
+        entry for entry in window.entries if entry.row_id in rows and _is_change(entry)
+    ]
 
 
 def _is_change(entry: Entry) -> bool:
