@@ -15,11 +15,13 @@ NAME = "answers-and-tokens.svg"
 OURS_KIND, HOST_KIND = "ours", "theirs"
 TICK_TOKENS = 250
 _LOW = 4
+# The label of a longer prompt stands above its point.
+MIDDLE_TOKENS = 1_000
 # A memory with its length, and its label.
 POINTS = {
-    "CondensedMemory with added facts, 600 tokens": "with added facts",
-    "CondensedMemory without facts, 600 tokens": "without facts",
-    "CondensedMemory without facts, 1,500 tokens": "without facts",
+    "CondensedMemory with added facts, 600 tokens": "added facts",
+    "CondensedMemory without facts, 600 tokens": "no facts",
+    "CondensedMemory without facts, 1,500 tokens": "no facts",
     "LlamaIndex's Memory, 600 tokens": "Memory",
     "LlamaIndex's Memory, 1,500 tokens": "Memory",
 }
@@ -39,7 +41,12 @@ def draw(results: Path = RESULTS) -> str:
         share = 100 * right["value"] / count
         kind = OURS_KIND if name.startswith("Condensed") else HOST_KIND
         tokens = lines[f"{name}: a prompt"]["value"]
-        text = f"{label}: {right['value']:.0f} of {count}"
+        text = f"{label}: {share:.0f} %"
+        if tokens > MIDDLE_TOKENS:
+            points.append(
+                Point(tokens, share, text, kind, anchor="middle", right=0, down=-12)
+            )
+            continue
         # A label on the lower axis could not be read.
         down = 5 if share > _LOW else -6
         points.append(
