@@ -108,13 +108,14 @@ def test_messages_of_a_copy_are_not_read_for_facts_again(
     command.on(new)("import", str(file))
     learned = asyncio.run(learn_from(new))
     assert sorted(learned) == ["Likes milk", "Lives in Bern"]
-    # An older copy does not say which messages were read.
+    # An older copy does not say which messages were read. A damaged message is unread,
+    # and not in the copy.
     copy = json.loads(file.read_text())
-    del copy["unread"]
-    file.write_text(json.dumps(copy))
-    older = tmp_path / "older.db"
-    command.on(older)("import", str(file))
-    assert "Likes tea" in asyncio.run(learn_from(older))
+    for name, unread in (("older", None), ("damaged", {ALONE: 9})):
+        file.write_text(json.dumps({**copy, "unread": unread}))
+        other = tmp_path / f"{name}.db"
+        command.on(other)("import", str(file))
+        assert "Likes tea" in asyncio.run(learn_from(other))
 
 
 async def change_facts(database: Path) -> None:

@@ -193,7 +193,7 @@ async def _import_copy(store: ext.MemoryStore, copy: _Copy) -> Output:
         count = await _import_session(store, session, copy.user, messages)
         # Otherwise, facts that were deleted or edited would be learned again.
         block = _memory_of(store, session, copy.user).facts_block
-        await block.askip(session, count - unread.get(session, count))
+        await block.askip(session, max(count - unread.get(session, count), 0))
         counts["messages"] += count
         counts["sessions"] += 1
     book = cli.book_of(cli.memory_on(store, None, copy.user))
