@@ -395,7 +395,7 @@ class RelevantFactsBlock(LearningBlock):
         return Surroundings(
             self._limit_within(self.name, limit),
             tuple(profile),
-            showable.stated_in(record.session_id, record.row_ids | record.recalled_ids),
+            showable.stated_in(record.session_id, record.shown_ids),
             FLOOR_BEHIND_RECORD,
             remaining,
         )

@@ -152,15 +152,15 @@ class RecordInPrompt:
     ``session_id``: the session of the record.
     ``readers``: the cursors of the store that holds its log.
     ``cursor``: the epoch of the session, and the position of the record's cursor.
-    ``row_ids``: the messages that the prompt shows whole.
-    ``recalled_ids``: the recalled messages that the prompt shows whole.
+    ``row_ids``: the messages that the record and the current turn have whole.
+    ``shown_ids``: the messages that are whole in this prompt, recalled ones too.
     """
 
     session_id: str
     readers: Readers
     cursor: tuple[int, int]
     row_ids: frozenset[int]
-    recalled_ids: frozenset[int] = frozenset()
+    shown_ids: frozenset[int]
 
 
 class Surroundings(NamedTuple):

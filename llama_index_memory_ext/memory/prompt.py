@@ -214,30 +214,25 @@ def _record_in(
 ) -> RecordInPrompt | None:
     """Return the record among the contents; None if it is not among them.
 
-    A record that may be truncated to ``room`` tokens loses its recalled messages first,
-    so none of them counts as shown.
+    The facts get their room first. A record that may be truncated beside them loses its
+    oldest messages, so none of it counts as shown.
     """
     block = memory.condensed_block
     window = block.window(memory.session_id)
     record = contents.get(block.name)
     if window is None or not record:
         return None
-    active = [row.id for row in turn.snapshot.active]
+    active = frozenset(row.id for row in turn.snapshot.active)
     # A longer entry may be clipped, and then shows only a part of its message.
     longest = window.message_limit // 2
     whole = [entry.row_id for entry in window.entries if entry.tokens <= longest]
-    row_ids = frozenset([*active, *whole, *window.sticky_heat])
-    recalled_ids = set[int]()
-    limits = block.token_limit + memory.facts_block.token_limit
-    for message in record.sources:
-        if message.is_whole and limits <= room:
-            recalled_ids.update(message.row_ids)
+    row_ids = active.union(whole, window.sticky_heat)
+    shown_ids = active
+    if record.tokens + memory.facts_block.token_limit <= room:
+        recalled = [message for message in record.sources if message.is_whole]
+        shown_ids = row_ids.union(*(message.row_ids for message in recalled))
     return RecordInPrompt(
-        memory.session_id,
-        memory.sql_store.readers,
-        window.place,
-        row_ids,
-        frozenset(recalled_ids),
+        memory.session_id, memory.sql_store.readers, window.place, row_ids, shown_ids
     )
 
 
@@ -246,6 +241,7 @@ async def _fit(
 ) -> _FittedContents:
     """Return the contents joined; the least important parts are dropped until they fit ``room`` tokens, if possible."""
     contents = dict(contents)
+    asked = set[str]()
     while True:
         fitted = await _join(memory, contents, room, turn)
         if fitted.tokens_left >= 0:
@@ -258,10 +254,12 @@ async def _fit(
                 contents[block.name] = await asyncio.to_thread(
                     content.without, excess, memory.tokenizer_fn
                 )
+            elif block.name in asked:
+                # It did not become short enough.
+                contents[block.name] = None
             else:
-                shorter = await block.atruncate(content, excess)
-                # A block that cannot be truncated is dropped, as by LlamaIndex.
-                contents[block.name] = None if shorter == content else shorter
+                asked.add(block.name)
+                contents[block.name] = await block.atruncate(content, excess)
         elif contents.pop(PROFILE_NAME, None) is None:
             return fitted
 

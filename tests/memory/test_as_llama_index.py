@@ -119,6 +119,13 @@ class Unshortened(Echo):
         return content
 
 
+class Reworded(Unshortened):
+    """Is given back in other words that are as long."""
+
+    async def atruncate(self, content: str, tokens_to_truncate: int) -> str:
+        return content.swapcase()
+
+
 def static(name: str, text: str, priority: int = 0) -> BaseMemoryBlock[Any]:
     return StaticMemoryBlock(
         name=name, static_content=[TextBlock(text=text)], priority=priority
@@ -290,12 +297,11 @@ async def test_blocks_over_the_limit_go_by_priority() -> None:
     assert ("Critical" in text, "Disposable" in text) == (True, False)
 
 
+@pytest.mark.parametrize("kind", [Unshortened, Reworded])
 async def test_a_block_that_does_not_become_shorter_is_left_out(
-    open_either: Open,
+    open_either: Open, kind: type[Unshortened]
 ) -> None:
-    memory = open_either(
-        token_limit=300, memory_blocks=[Unshortened(name="long", priority=1)]
-    )
+    memory = open_either(token_limit=300, memory_blocks=[kind(name="long", priority=1)])
     await memory.aput(user("Hello"))
     assert text_of(await memory.aget()).strip() == "Hello"
 

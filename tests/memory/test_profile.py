@@ -247,6 +247,27 @@ async def test_a_fact_is_shown_if_a_long_turn_takes_the_room_of_its_message(
     assert contents(BEHIND, prompt) == ["Plays chess"]
 
 
+async def test_a_fact_is_shown_if_a_long_turn_cuts_its_message_from_the_record(
+    open_memory: OpenMemory,
+) -> None:
+    memory = open_memory(token_limit=1_200, **OPTIONS)
+    await ask(memory, "I play chess.")
+    first, *_ = await memory.sql_store.readers.find("chat", ["archived", "active"])
+    await memory.facts.aadd("Plays chess", session_id="chat", message_ids=[first.id])
+    for _ in range(4):
+        await ask(memory, f"How is the weather? {'It was cold. ' * 10}")
+    await memory.aput(user("Do I play chess?"))
+    short = sent_text(await memory.aget())
+    assert "I play chess." in short
+    assert contents(BEHIND, short) == []
+    await memory.aput_messages(
+        [calling(("1", "read", {})), result("1", "one more word " * 320)]
+    )
+    prompt = sent_text(await memory.aget())
+    assert "I play chess." not in prompt
+    assert contents(BEHIND, prompt) == ["Plays chess"]
+
+
 async def test_behind_the_record_are_facts_that_concern_the_question(
     open_memory: OpenMemory,
 ) -> None:
