@@ -128,6 +128,9 @@ async def test_what_is_printed_begins_no_turn(
         await memory.aput_messages(some)
     stats = await memory.astats()
     assert (stats.active, stats.messages) == (5, 5)
+    prompt = await memory.aget()
+    roles = [message.role.value for message in prompt]
+    assert roles == ["user", "assistant", "user", "assistant", "user"]
     await memory.aset([*messages, assistant("It was Mallory."), user("Thanks!")])
     stats = await memory.astats()
     assert (stats.active, stats.verbatim) == (1, 6)
