@@ -68,12 +68,15 @@ def content_blocks(
 ) -> list[ContentBlock]:
     """Return a text block for each text of a record, with cache points at the newest marks.
 
-    The prompt holds ``used_points`` already, and never more than four.
+    Without cache points, no cache looks at blocks, and the record is one. The prompt
+    holds ``used_points`` already, and never more than four.
     """
+    if not cache_points:
+        return [TextBlock(text=record.text)]
     marks = enumerate(record.cache_marks.values())
     places = [place for place, mark in marks if mark == "point"]
     points_left = MOST_CACHE_POINTS - used_points
-    if not cache_points or points_left <= 0:
+    if points_left <= 0:
         places = []
     content: list[ContentBlock] = []
     for place, text in enumerate(record.texts):
