@@ -64,13 +64,13 @@ async def test_a_search_finds_messages_by_their_meaning(
     open_memory: OpenMemory,
 ) -> None:
     """The first search has them embedded, if nothing is recalled; until then it goes by words."""
-    memory = open_memory(
-        **{**SMALL, "recall_token_limit": 0}, embed_model=(model := Meanings(asked=[]))
-    )
+    model = DocumentsWait(asked=[], gate=asyncio.Event())
+    memory = open_memory(**{**SMALL, "recall_token_limit": 0}, embed_model=model)
     await begin(memory)
     assert model.asked == []
     retriever = MemoryRetriever(memory, similarity_top_k=1)
     assert await retriever.aretrieve("dog?") == []
+    model.gate.set()
     await memory.condensed_block.await_jobs("chat")
     (node,) = await retriever.aretrieve("dog?")
     assert node.node.get_content() == HOUND
