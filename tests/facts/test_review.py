@@ -355,13 +355,16 @@ async def test_an_event_names_what_is_pending(reviewed: Reviewed) -> None:
     handler = Handler()
     dispatcher.add_event_handler(handler)
     try:
-        memory, _ = reviewed([TEA])
+        forgotten = {"quote": "forget that I like tea", "ends": 1}
+        memory, _ = reviewed([TEA], [forgotten])
         await tell(memory, "I like tea.")
+        (fact,) = await memory.facts.alist(state="pending")
+        await tell(memory, "Please forget that I like tea.")
     finally:
         dispatcher.event_handlers.remove(handler)
-    (fact,) = await memory.facts.alist(state="pending")
-    assert [(event.new, event.pending) for event in handler.seen] == [
-        ([fact.id], [fact.id])
+    assert [(event.new, event.pending, event.retired) for event in handler.seen] == [
+        ([fact.id], [fact.id], []),
+        ([], [], [fact.id]),
     ]
 
 
