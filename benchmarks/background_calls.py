@@ -5,26 +5,21 @@
 The conversations are LoCoMo's, put turn by turn, with a record of 8,000 tokens; the memory is closed at the end. Facts
 are learned as by default, when they are needed: no other session asks, and no conversation is quiet. The model is the
 stand-in of ``stand_in.py``: a statement for each message of the user, and 300 words for a summary. Tokens are o200k's,
-the schema of the tool included. What is paid for the requests for facts is counted in tokens at the full price of a
-token that is sent: a token that OpenAI's cache finds (R1 of ``prompt_caches.py``) costs a tenth, a received one six.
-Nothing is timed.
+the schema of the tool included. Nothing is timed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
 
-from llama_index.core.base.llms.types import ChatMessage, ChatResponse, MessageRole
-from llama_index.core.bridge.pydantic import PrivateAttr
+from llama_index.core.base.llms.types import MessageRole
 
 from benchmarks.command import NOT_MEASURED, shown
-from benchmarks.locomo import Conversation, load_conversations, messages_of, text_of
-from benchmarks.prompt_caches import Part, TokenPrefix, paid
+from benchmarks.locomo import Conversation, load_conversations, messages_of
 from benchmarks.recipe import o200k
 from benchmarks.report import Measure, publish
 from benchmarks.stand_in import StandInModel
@@ -33,8 +28,6 @@ from llama_index_memory_ext.learning.report import report_tool
 from llama_index_memory_ext.models.ask import Usage
 
 LIMIT = 8_000
-# The price of a received token, in tokens that are sent.
-RECEIVED = 6
 
 
 @cache
@@ -43,44 +36,17 @@ def tool_text() -> str:
     return str(report_tool().metadata.fn_schema_str)
 
 
-class MeteredModel(StandInModel):
-    """Counts what the requests for facts cost to send, with a cache."""
-
-    _rule: TokenPrefix = PrivateAttr(default_factory=TokenPrefix)
-    _paid: float = PrivateAttr(default=0.0)
-
-    @property
-    def paid_for_facts(self) -> float:
-        """The price of what was sent, in tokens at the full price."""
-        return self._paid
-
-    def chat(
-        self,
-        messages: Sequence[ChatMessage],
-        *,
-        tools: Collection[str] = (),
-        **kwargs: Any,
-    ) -> ChatResponse:
-        if "report_facts" in tools:
-            texts = [tool_text(), *map(text_of, messages)]
-            usage = self._rule.serve([Part(f"{text}\n") for text in texts])
-            self._paid += paid(usage, self._rule)
-        return super().chat(messages, tools=tools, **kwargs)
-
-
 @dataclass
 class Spent:
     """The calls of all conversations, and the turns in which they were made."""
 
     turns: int = 0
-    paid: float = 0.0
     facts: Usage = field(default_factory=Usage)
     summaries: Usage = field(default_factory=Usage)
 
     def add(self, other: Spent) -> None:
         """Add the calls of another conversation."""
         self.turns += other.turns
-        self.paid += other.paid
         self.facts += other.facts
         self.summaries += other.summaries
 
@@ -88,9 +54,8 @@ class Spent:
 async def replay(conversation: Conversation) -> Spent:
     """Put a conversation into a new memory, and return the calls that it has made."""
     spent = Spent()
-    model = MeteredModel()
     memory = CondensedMemory.from_defaults(
-        condensed_token_limit=LIMIT, llm=model, summarize=True
+        condensed_token_limit=LIMIT, llm=StandInModel(), summarize=True
     )
     async with memory:
         for message in messages_of(conversation):
@@ -102,17 +67,13 @@ async def replay(conversation: Conversation) -> Spent:
         await memory.aflush()
         usage = (await memory.astats()).usage
     spent.facts = usage["facts"]
-    spent.paid = model.paid_for_facts + RECEIVED * spent.facts.completion_tokens
     spent.summaries = usage["summary"]
     return spent
 
 
 def measures_of(spent: Spent, tool_tokens: int) -> list[Measure]:
     """Return the calls and their tokens, per turn."""
-    measures = [
-        Measure("turns", spent.turns),
-        Measure("paid in a turn, facts", spent.paid / spent.turns),
-    ]
+    measures = [Measure("turns", spent.turns)]
     sent = spent.facts.prompt_tokens + tool_tokens * spent.facts.calls
     for kind, usage, prompt_tokens in (
         ("facts", spent.facts, sent),

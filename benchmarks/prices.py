@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import cache
 
 from benchmarks.measured import RESULTS, changed_since
-from benchmarks.prompt_caches import PRICES
 
 TURNS = 1_000
 MILLION = 1_000_000
@@ -75,15 +74,12 @@ def prompt_price(price: ListPrice, name: str, side: str) -> float:
 def whole_price() -> float:
     """Return the price of a turn with all defaults and the calls that learn facts, relative to a ``Memory`` as long.
 
-    OpenAI's cache (R1) serves both.
+    The prices are those of GPT-5.5; OpenAI's cache (R1) serves the prompts of both.
     """
-    prompts = _measures("cached_prefix_by_default")
-    found = prompts[f"share found, R1, {HOST_AS_LONG}, 8,000"]
-    share_paid = found * PRICES["TokenPrefix"].found + 1 - found
-    paid_for_host = prompts[f"tokens of a prompt, {HOST_AS_LONG}, 8,000"] * share_paid
-    learning = _measures("background_calls")["paid in a turn, facts"]
-    ratio = prompts[f"price of a turn, R1, {DEFAULTS}, to {HOST_AS_LONG}"]
-    return ratio + learning / paid_for_host
+    price = LIST_PRICES[0]
+    host = prompt_price(price, "cached_prefix_by_default", HOST_AS_LONG)
+    prompt = prompt_price(price, "cached_prefix_by_default", DEFAULTS)
+    return (prompt + background_price(price, "facts")) / host
 
 
 def learning_share() -> float:

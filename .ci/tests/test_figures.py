@@ -322,3 +322,4 @@ def test_the_prices_are_tokens_times_list_prices_and_their_rows_add_up() -> None
     for place, total in enumerate(defaults):
         parts = (record[place], recall[place], facts[place], learning[place])
         assert total == pytest.approx(sum(parts))
+    assert prices.whole_price() == pytest.approx(defaults[0] / rows[0][0])
