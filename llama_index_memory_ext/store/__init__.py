@@ -481,8 +481,9 @@ class MemoryStore(SQLAlchemyChatStore):
         """Delete old messages for good, in whole turns, with their embeddings and a summary of them; facts stay.
 
         A fact loses the deleted words: its quote, the text around it, and the rows;
-        ``words_deleted_at`` is the time. The current turn stays, and so do messages
-        from which a memory has yet to extract facts.
+        ``words_deleted_at`` is the time. The current turn stays until it is answered
+        and older than ``days``. Messages stay from which a memory has yet to extract
+        facts.
 
         Args:
             days: The greatest age of a message in days, above 0 and at most 36,500. A

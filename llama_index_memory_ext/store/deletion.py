@@ -26,7 +26,7 @@ from llama_index_memory_ext.store.tables import (
     WITHOUT_USER,
     vectors_namespace,
 )
-from llama_index_memory_ext.text.turns import spoken
+from llama_index_memory_ext.text.turns import ends_with_answer, spoken
 from llama_index_memory_ext.words import visible
 
 if TYPE_CHECKING:
@@ -148,14 +148,18 @@ def retain_messages(
 ) -> dict[str, int]:
     """Delete turns of a session that have a message from before ``since``, or beyond the ``most`` newest messages.
 
-    The current turn stays. Without ``unread``, messages stay that a reader of facts
-    has not read. Return the numbers of deleted messages, of facts that lost words,
-    and of messages that stay because they are unread.
+    The current turn stays until it is answered and too old. Without ``unread``,
+    messages stay that a reader of facts has not read. Return the numbers of deleted
+    messages, of facts that lost words, and of messages that stay because they are
+    unread.
     """
     last = LAST_ID if unread else _read_by_all(tx, key)
     ids: list[int] = []
     unread_rows = 0
-    for turn in _due_turns(_read_turns(tx, key), since, most):
+    active = find_rows(tx, key, [ACTIVE])
+    is_answered = ends_with_answer([row.message for row in active])
+    turns = _read_turns(tx, key)
+    for turn in _due_turns(turns, since, most, is_answered=is_answered):
         if turn[-1].id <= last:
             ids.extend(row.id for row in turn)
         else:
@@ -275,17 +279,19 @@ def _read_turns(tx: Transaction, key: str) -> list[list[Any]]:
 
 
 def _due_turns(
-    turns: Sequence[Sequence[Any]], since: int, most: int
+    turns: Sequence[Sequence[Any]], since: int, most: int, *, is_answered: bool
 ) -> list[Sequence[Any]]:
     """Return the past turns with a row from before ``since``, or with a row before the ``most`` newest ones.
 
     A younger turn stays, although old messages were imported behind it. The current
-    turn has active rows.
+    turn has active rows. If it ``is_answered``, it counts as past when all of it is
+    from before ``since``.
     """
     due = []
     remaining = sum(map(len, turns))
     for turn in turns:
-        if any(row.status == ACTIVE for row in turn):
+        is_current = any(row.status == ACTIVE for row in turn)
+        if is_current and not (is_answered and turn[-1].timestamp < since):
             break
         if remaining > most or any(row.timestamp < since for row in turn):
             due.append(turn)

@@ -184,6 +184,21 @@ async def test_the_turn_that_goes_on_stays_however_old_it_is(
     assert len(await said(store)) == 3
 
 
+async def test_the_last_turn_of_a_user_who_never_comes_back_goes_when_it_is_old(
+    store: MemoryStore,
+) -> None:
+    """Nothing has closed the memory. The number of messages alone deletes no current turn."""
+    memory = on(store)
+    await memory.aput_messages([*turn("one"), *turn("two")])
+    assert (await store.aretain(days=1, messages=1))["messages"] == 2
+    assert await said(store) == ["Tell two.", "Told two."]
+    await age(store, "chat", 2)
+    assert (await store.aretain(days=1))["messages"] == 2
+    assert await said(store) == []
+    await memory.aput(user("Now?"))
+    assert sent_text(await memory.aget()).strip() == "Now?"
+
+
 async def test_only_the_named_sessions_are_looked_at_and_none_of_an_empty_list(
     store: MemoryStore,
 ) -> None:

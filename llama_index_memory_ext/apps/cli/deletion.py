@@ -114,8 +114,9 @@ def retain(
     """Delete old messages for good; facts stay.
 
     Messages of all sessions, of one session, or of a user's sessions are deleted. Facts
-    lose the words of the deleted messages. The current turn stays. The command asks
-    before it deletes. Then it rewrites the file; exit code 1 if that fails.
+    lose the words of the deleted messages. A current turn without an answer stays. The
+    command asks before it deletes. Then it rewrites the file; exit code 1 if that
+    fails.
     """
     if days is None and messages is None:
         raise UsageError(
