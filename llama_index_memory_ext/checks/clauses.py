@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index_memory_ext.words import (
     FUNCTION_WORDS,
-    IRREGULAR,
     STOP_WORDS,
     pattern,
     phrases,
@@ -21,7 +20,6 @@ from llama_index_memory_ext.words.tokens import (
     languages_of,
     shared,
     shares_word,
-    term_of,
 )
 
 if TYPE_CHECKING:
@@ -260,10 +258,6 @@ def _mentions_user(words: list[str]) -> bool:
 
 # ---- denials and changes ----
 
-# The words of a section of ``clauses.txt``.
-_clause_words = partial(words_of_section, "clauses")
-# The verb of a change stands within so many words behind the speaker: "I have gone back".
-_NEAR = 3
 # A content copies a correction if it has this many characters of the correction's
 # beginning.
 _NOTICED = 12
@@ -283,7 +277,11 @@ def denies(text: str) -> bool:
 def _is_negation(word: str) -> bool:
     # Also forms such as "don't" and "dont".
     is_form = word.endswith("nt") and word in STOP_WORDS
-    return is_form or word.endswith("n't") or word in _clause_words("negations")
+    return (
+        is_form
+        or word.endswith("n't")
+        or word in words_of_section("clauses", "negations")
+    )
 
 
 def tells_change(text: str) -> bool:
@@ -292,17 +290,7 @@ def tells_change(text: str) -> bool:
     >>> [tells_change(text) for text in ("I have moved to Rome", "Call me Bo from now on", "I went to Rome", "Hi")]
     [True, True, False, False]
     """
-    words = [word.removesuffix("'ve") for word in _words_in(text)]
-    for i, word in enumerate(words):
-        if word not in _clause_words("speakers"):
-            continue
-        for verb in words[i + 1 : i + 1 + _NEAR]:
-            is_past = verb in IRREGULAR and not verb.endswith("n")
-            if term_of(verb) in terms_of_changes() and (
-                is_past or verb.endswith("ed") or verb == "back"
-            ):
-                return True
-    return _matches("since_now", text)
+    return _matches("change", text)
 
 
 def tells_past(statement: str, sentences: Iterable[str]) -> bool:
@@ -312,12 +300,6 @@ def tells_past(statement: str, sentences: Iterable[str]) -> bool:
     (True, False)
     """
     return _matches("over", closest_clause(statement, sentences).text)
-
-
-@cache
-def terms_of_changes() -> frozenset[str]:
-    """Return the stems of the verbs that tell a change."""
-    return frozenset(map(term_of, _clause_words("changes")))
 
 
 def _is_called_untrue(sentence: str) -> bool:
