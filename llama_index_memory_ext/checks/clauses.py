@@ -57,9 +57,9 @@ def statements_of(text: str) -> str:
 
 
 def states_something(sentence: str) -> bool:
-    """Return whether a sentence states something: it is no question, supposition, text to work on or small talk."""
-    is_unsaid = _matches("supposed", sentence) or _matches("text_behind", sentence)
-    return not (_is_question(sentence) or is_unsaid or is_small_talk(sentence))
+    """Return whether a sentence states something: it is no question, supposition or small talk."""
+    is_unsaid = _is_question(sentence) or _matches("supposed", sentence)
+    return not (is_unsaid or is_small_talk(sentence))
 
 
 def sentences_at(text: str, span: Span) -> list[str]:
@@ -348,22 +348,22 @@ def unsaid_reason(statement: str, text: str, span: Span) -> str:
     if _matches("supposed", statement):
         return "supposed"
     sentences = sentences_at(text, span)
-    if not _is_stated(statement, text):
-        reason = _unstated_reason(statement, sentences)
-        if reason:
-            return reason
+    reason = _unstated_reason(sentences_of(statement))
+    if not reason and not _is_stated(statement, text):
+        reason = _unstated_reason(sentences)
+    if reason:
+        return reason
     is_ironic = any(map(phrases("clauses", "irony").search, sentences))
     if is_ironic or _is_quoted(statement, text, span):
         return "quoted"
     return ""
 
 
-def _unstated_reason(statement: str, sentences: Sequence[str]) -> str:
-    """Return "asked" or "supposed" if the sentences of a quote ask or suppose a statement, else ""."""
-    if sentences and all(map(_is_question, sentences)):
+def _unstated_reason(sentences: Sequence[str]) -> str:
+    """Return "asked" if all sentences ask, "supposed" if one supposes something, else ""."""
+    if all(map(_is_question, filter(str.strip, sentences))):
         return "asked"
-    is_supposed = any(map(phrases("clauses", "supposed").search, sentences))
-    if is_supposed and not _matches("conditional", statement):
+    if any(map(phrases("clauses", "supposed").search, sentences)):
         return "supposed"
     return ""
 
