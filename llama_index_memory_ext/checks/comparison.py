@@ -6,7 +6,6 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.checks.clauses import (
-    Clause,
     clauses_in,
     closest_clause,
     denies,
@@ -119,12 +118,8 @@ def new_names(statement: str, words: str) -> set[str]:
     """
     plain_words = comparable(words)
     said_words = _said_words(words)
-    # German nouns begin with a capital, too.
-    is_german = "de" in (language_of(statement), said_words.code)
     names = set()
     for name in set(phrases("clauses", "name").findall(statement)):
-        if is_german and name[1:].islower():
-            continue
         is_form = name.isalpha() and said_words.has(name.casefold())
         if not is_form and comparable(name) not in plain_words:
             names.add(name)
@@ -147,10 +142,7 @@ def closest_sentence(statement: str, sentences: Sequence[str]) -> str:
 def _telling_words(text: str) -> Iterator[str]:
     """Yield the words that tell something: no numbers, function words, or words that only frame a report."""
     for word in tokens_in(text.casefold().replace("\u2019", "'").replace("'s", "")):
-        # "Owns" is a form of a function word, and "thé" is not "the".
-        base = term_of(word) if word.isascii() else word
-        has_no_meaning = not _NO_MEANING.isdisjoint((word, base))
-        is_frame = has_no_meaning or word in words_of_section("clauses", "framing")
+        is_frame = word in _NO_MEANING or word in words_of_section("clauses", "framing")
         is_number = bool(_numbers_in(word))
         # Hiragana has the endings, and Chinese characters and katakana the meaning.
         if (
@@ -197,9 +189,8 @@ def _has_new_words(statement: str, words: str) -> bool:
             return True
         all_said += are_said
     if not all_said and script_of(statement) == "other":
-        # Thai has no spaces, and each letter is a token: pairs of letters are compared.
-        pairs = keywords(statement)
-        return len(shared(pairs, said_words.terms)) < _LEAST_SAID * len(pairs)
+        # Thai has no spaces, and each letter is a token.
+        return True
     return sum(all_said) < _LEAST_SAID * len(all_said)
 
 
@@ -217,15 +208,8 @@ def _differs_in_a_clause(statement: str, words: str) -> bool:
         ):
             return True
     closest = closest_clause(statement, sentences)
-    return closest.person == "other" and not _says_whom(statement, closest, words)
-
-
-def _says_whom(statement: str, clause: Clause, words: str) -> bool:
-    """Return whether a statement names the other person of a clause: by a relation, or by a name at its beginning."""
-    if not clause.relations.isdisjoint(relations_in(statement)):
-        return True
-    first_words = tokens_in(statement)[:1]
-    return any(word.istitle() and word in tokens_in(words) for word in first_words)
+    says_whom = not closest.relations.isdisjoint(relations_in(statement))
+    return closest.person == "other" and not says_whom
 
 
 def _is_reordered(statement: str, clause: str) -> bool:
