@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 
 # ---- sentences ----
 
-# A sentence ends behind its marks. Dots of numbers, addresses and titles end none.
-_MARKS = ".!?\u3002\uff01\uff1f"
+# A sentence ends behind its marks, of any script. Dots of numbers, addresses and titles
+# end none.
+_MARKS = ".!?\u3002\uff01\uff1f\u061f\u055e\u1367\u2047\u2048\u2049\u203d"
 _NO_END = r"(?<=\b(?:St|Mr|Ms|Dr))\.|(?<=\b(?:Mrs|Str))\.|(?<=\bProf)\.|[.!?](?=\w)"
 _SENTENCE = rf"(?:[^{_MARKS}\n]|{_NO_END})*(?:[{_MARKS}]+|\n|$)"
 
 
 def sentences_of(text: str) -> list[str]:
-    """Return the sentences of a text, in which the question marks of all scripts are "?"."""
-    plain = phrases("clauses", "question_marks").sub("?", text)
-    return pattern(_SENTENCE).findall(plain)
+    """Return the sentences of a text; joined, they are the text."""
+    return pattern(_SENTENCE).findall(text)
 
 
 def statements_of(text: str) -> str:
@@ -49,11 +49,8 @@ def statements_of(text: str) -> str:
     >>> statements_of("I live in Rome. Is it far?"), statements_of("Is it far?")
     ('I live in Rome.', '')
     """
-    statements = ""
-    for sentence in pattern(_SENTENCE).findall(text):
-        if not _is_question(sentence):
-            statements += sentence
-    return statements.strip()
+    sentences = [part for part in sentences_of(text) if not _is_question(part)]
+    return "".join(sentences).strip()
 
 
 def states_something(sentence: str) -> bool:
@@ -127,22 +124,28 @@ def clauses_in(sentences: Iterable[str]) -> list[Clause]:
     return clauses
 
 
+def count_shared(statement: str, text: str) -> int:
+    """Return how many keywords of a statement a text has in some form."""
+    return len(shared(keywords(statement), keywords(text)))
+
+
 def closest_clause(statement: str, sentences: Iterable[str]) -> Clause:
     """Return the clause with most keywords of a statement; of equal clauses, the last that is not about another person.
+
+    Return a clause without words if there are no sentences.
 
     >>> sentences = ["My sister is a nurse, and I cook."]
     >>> closest_clause("Is a nurse", sentences).person, closest_clause("Cooks", sentences).person
     ('other', 'user')
     """
-    telling = keywords(statement)
-    best = Clause("", "")
-    most = -1
-    for clause in clauses_in(sentences):
-        count = len(shared(telling, keywords(clause.text)))
-        if count > most or (count == most and clause.person != "other"):
-            best = clause
-            most = count
-    return best
+    return max(
+        reversed(clauses_in(sentences)),
+        key=lambda clause: (
+            count_shared(statement, clause.text),
+            clause.person != "other",
+        ),
+        default=Clause("", ""),
+    )
 
 
 def is_about_stranger(sentences: Iterable[str]) -> bool:
@@ -343,10 +346,6 @@ def unsaid_reason(statement: str, text: str, span: Span) -> str:
     >>> unsaid_reason("Is learning Rust", text, find_quote("learn Rust", text))
     'asked'
     """
-    if all(map(_is_question, filter(str.strip, sentences_of(statement)))):
-        return "asked"
-    if _matches("supposed", statement):
-        return "supposed"
     sentences = sentences_at(text, span)
     reason = _unstated_reason(sentences_of(statement))
     if not reason and not _is_stated(statement, text):
@@ -371,7 +370,7 @@ def _unstated_reason(sentences: Sequence[str]) -> str:
 def _is_stated(statement: str, text: str) -> bool:
     """Return whether a message states a telling word of a statement."""
     clauses = []
-    for sentence in filter(None, map(str.strip, pattern(_SENTENCE).findall(text))):
+    for sentence in filter(None, map(str.strip, sentences_of(text))):
         if _matches("supposed", sentence):
             continue
         if _is_question(sentence):
@@ -389,10 +388,8 @@ def _is_to_work_on(statement: str, text: str, span: Span) -> bool:
     request = phrases("clauses", "text_behind").search(text[: span.end])
     if request is None:
         return False
-    telling = keywords(statement)
-    before = shared(telling, keywords(text[span.start : request.start()]))
-    behind = shared(telling, keywords(text[request.start() : span.end]))
-    return len(before) <= len(behind)
+    before = count_shared(statement, text[span.start : request.start()])
+    return before <= count_shared(statement, text[request.start() : span.end])
 
 
 def _is_quoted(statement: str, text: str, span: Span) -> bool:

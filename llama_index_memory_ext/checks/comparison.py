@@ -35,7 +35,7 @@ from llama_index_memory_ext.words.tokens import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from datetime import date
 
 # A statement says no more than the words if they have this share of its telling words.
@@ -127,16 +127,6 @@ def new_names(statement: str, words: str) -> set[str]:
 
 
 # ---- words and clauses ----
-
-
-def closest_sentence(statement: str, sentences: Sequence[str]) -> str:
-    """Return the sentence with most keywords of a statement, of equal ones the first; "" without sentences."""
-    telling = keywords(statement)
-    return max(
-        sentences,
-        key=lambda sentence: len(shared(telling, keywords(sentence))),
-        default="",
-    )
 
 
 def _telling_words(text: str) -> Iterator[str]:

@@ -304,6 +304,10 @@ class Source:
         """The lines that are not the user's."""
         return [line for line in self.conversation if not line.is_users]
 
+    def words_at(self, place: QuoteMatch) -> str:
+        """Return the words that a statement stands on: the message of its quote, and the question that it answers."""
+        return f"{self.question(place)} {excerpt(place.text, place.span.start)}"
+
     def find_copy(self, content: str) -> QuoteMatch | None:
         """Return the place of a content that copies the user's words; None if it is none."""
         place = self.find(content)

@@ -25,7 +25,6 @@ from llama_index_memory_ext.checks.evidence import (
     NOWHERE,
     QuoteMatch,
     Source,
-    excerpt,
     find_quote,
 )
 from llama_index_memory_ext.checks.secrets import holds_secret
@@ -236,9 +235,8 @@ def reject_addition(candidate: Candidate, source: Source) -> Rejection | None:
     In scripts whose words are not stemmed, and in a translation, the user's sentence is
     stored instead.
     """
-    place = candidate.place
     content = candidate.content
-    words = f"{source.question(place)} {excerpt(place.text, place.span.start)}"
+    words = source.words_at(candidate.place)
     if script_of(content) == "other" or is_translation(content, words):
         return None
     if not says_more(content, words, source.facts_text, source.said_on):

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.checks.clauses import (
+    count_shared,
     denies,
     sentences_at,
     statements_of,
     states_something,
     tells_past,
 )
-from llama_index_memory_ext.checks.comparison import closest_sentence, says_more
-from llama_index_memory_ext.checks.evidence import NOWHERE, Source, excerpt
+from llama_index_memory_ext.checks.comparison import says_more
+from llama_index_memory_ext.checks.evidence import NOWHERE, Source
 from llama_index_memory_ext.checks.secrets import holds_secret
 from llama_index_memory_ext.events import Rejection
 from llama_index_memory_ext.fact import (
@@ -291,8 +292,7 @@ def choose_wording(candidate: Candidate, source: Source) -> Candidate:
     place = candidate.place
     question = source.question(place)
     statement = statements_of(candidate.content)
-    around = excerpt(place.text, place.span.start)
-    words = f"{question} {around}"
+    words = source.words_at(place)
     names = f"{source.conversation_text}\n{source.facts_text}"
     is_no = bool(question) and denies(place.text)
     if (
@@ -306,7 +306,8 @@ def choose_wording(candidate: Candidate, source: Source) -> Candidate:
         return candidate._replace(content=answer)
     sentences = sentences_at(place.text, place.span)
     stating = list(filter(states_something, sentences))
-    sentence = closest_sentence(candidate.content, stating or sentences)
+    closeness = partial(count_shared, candidate.content)
+    sentence = max(stating or sentences, key=closeness, default="")
     if len(tokens_in(sentence)) > _MOST_WORDS:
         sentence = place.quote[:MAX_FACT]
     # The whole sentence is the quote of the fact.
