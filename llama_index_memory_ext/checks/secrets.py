@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from functools import partial
-from typing import TYPE_CHECKING
 
-from llama_index_memory_ext.words import phrases, sentences_in
+from llama_index_memory_ext.words import pattern, phrases, sentences_in
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-# A card has 13 to 19 digits. From 16 digits on, digits are no phone number, date or
-# amount, and count as a secret without a valid check digit.
-_CARD = r"(?<![\d.])\d(?:[ -]?\d){12,18}(?!\.?\d)"
-_ACCOUNT_DIGITS = 16
-_IBAN = r"\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]){11,30}\b"
+# A card has 14 to 19 digits. No phone number, ISBN, date or amount has so many.
+_CARD = r"(?<![A-Za-z\d.])\d(?:[ -]?\d){13,18}(?!\.?\d)"
+_IBAN = r"\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?\b"
 _SEED_WORDS = 8
 _SHORTEST_SECRET = 4
 _SHORTEST_CODE = 3
 _SHORTEST_KEY = 10
 _PRIVATE_KEY = r"(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*-----|\Z)"
+# The secrets that need no name beside them, and are replaced alone.
+_ALONE = f"{_PRIVATE_KEY}|{_CARD}|{_IBAN}"
 _LEFT_OUT = "[secret]"
 
 
@@ -42,11 +37,7 @@ def holds_secret(text: str) -> bool:
         return True
     if phrases("secrets", "seed").search(plain) and len(plain.split()) >= _SEED_WORDS:
         return True
-    private = phrases("secrets", "public").sub(" ", plain)
-    for format_pattern, is_secret in _FORMATS:
-        if any(map(is_secret, re.findall(format_pattern, private))):
-            return True
-    return _holds_named_secret(undated)
+    return bool(pattern(_ALONE).search(plain)) or _holds_named_secret(undated)
 
 
 def _holds_named_secret(text: str) -> bool:
@@ -80,9 +71,7 @@ def redact_secrets(text: str) -> str:
     """
     if not holds_secret(text):
         return text
-    plain = re.sub(_PRIVATE_KEY, _LEFT_OUT, unicodedata.normalize("NFKC", text))
-    for format_pattern, is_secret in _FORMATS:
-        plain = re.sub(format_pattern, partial(_redacted, is_secret), plain)
+    plain = pattern(_ALONE).sub(_LEFT_OUT, unicodedata.normalize("NFKC", text))
     redacted = ""
     for sentence in sentences_in(plain):
         if holds_secret(sentence):
@@ -93,35 +82,6 @@ def redact_secrets(text: str) -> str:
     if holds_secret(redacted):
         return _LEFT_OUT
     return redacted
-
-
-def _redacted(is_secret: Callable[[str], bool], match: re.Match[str]) -> str:
-    if is_secret(match[0]):
-        return _LEFT_OUT
-    return match[0]
-
-
-def _is_card(number: str) -> bool:
-    """Return whether a number belongs to an account or a card, by Luhn's check digit (ISO/IEC 7812).
-
-    Every second digit from the right is doubled, and the sum of all digits ends in 0.
-    """
-    digits = re.sub(r"\D", "", number)
-    doubled = (int(digit) * (1 + i % 2) for i, digit in enumerate(reversed(digits)))
-    total = sum(sum(divmod(value, 10)) for value in doubled)
-    return len(digits) >= _ACCOUNT_DIGITS or total % 10 == 0
-
-
-def _is_iban(number: str) -> bool:
-    """Return whether a number is an IBAN (ISO 13616).
-
-    Its first four characters are put last, and its letters become numbers. Divided by
-    97, the result leaves 1.
-    """
-    plain = number.replace(" ", "")
-    rotated = plain[4:] + plain[:4]
-    digits = "".join(str(int(character, 36)) for character in rotated)
-    return int(digits) % 97 == 1
 
 
 def _looks_chosen(word: str, fewest_digits: int) -> bool:
@@ -136,7 +96,3 @@ def _looks_chosen(word: str, fewest_digits: int) -> bool:
     has_digit = any(map(str.isdigit, plain))
     has_mark = not set("!$%^*~#@&").isdisjoint(plain.rstrip("!"))
     return len(plain) >= _SHORTEST_SECRET and has_letter and (has_digit or has_mark)
-
-
-# The formats of secrets that need no name beside them, each with its check.
-_FORMATS = ((_CARD, _is_card), (_IBAN, _is_iban))
