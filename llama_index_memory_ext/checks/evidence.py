@@ -291,7 +291,7 @@ class Source:
         )
         if may_be_exact or not originals or escape_tags(quote) != quote:
             return None
-        if any(find_quote(quote, line.text) for line in self.others_lines):
+        if self.is_said_by_others(quote):
             return None
         words = keywords(quote)
         best = max(originals, key=lambda i: (len(words & keywords(texts[i])), i))
@@ -307,6 +307,10 @@ class Source:
     def words_at(self, place: QuoteMatch) -> str:
         """Return the words that a statement stands on: the message of its quote, and the question that it answers."""
         return f"{self.question(place)} {excerpt(place.text, place.span.start)}"
+
+    def is_said_by_others(self, quote: str) -> bool:
+        """Return whether a line that is not the user's has a quote."""
+        return any(find_quote(quote, line.text) for line in self.others_lines)
 
     def find_copy(self, content: str) -> QuoteMatch | None:
         """Return the place of a content that copies the user's words; None if it is none."""

@@ -10,7 +10,7 @@ from llama_index.core.base.llms.types import ChatMessage, ChatResponse
 from llama_index_memory_ext.checks.clauses import (
     closest_clause,
     sentences_of,
-    statements_of,
+    states_something,
     tells_change,
 )
 from llama_index_memory_ext.learning.prompt import on_one_line
@@ -63,12 +63,12 @@ def _is_about_other(words: str, fact: Fact) -> bool:
 
 
 def _statements(lines: Sequence[Utterance]) -> list[str]:
-    """Return the user's sentences that ask nothing, newest first."""
-    sentences = []
+    """Return the user's sentences that state something, newest first."""
+    sentences = list[str]()
     for line in lines:
         if line.is_users:
-            sentences += sentences_of(statements_of(line.text))
-    return [sentence.strip() for sentence in reversed(sentences) if sentence.strip()]
+            sentences += map(str.strip, sentences_of(line.text))
+    return list(filter(states_something, reversed(sentences)))
 
 
 def ending_prompt(fact: Fact, words: str) -> list[ChatMessage]:

@@ -9,7 +9,7 @@ that are then stored. An entry that ends a known fact passes ``ENDING_CHECKS``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from llama_index_memory_ext.checks.clauses import (
     is_about_stranger,
@@ -25,7 +25,6 @@ from llama_index_memory_ext.checks.evidence import (
     NOWHERE,
     QuoteMatch,
     Source,
-    find_quote,
 )
 from llama_index_memory_ext.checks.secrets import holds_secret
 from llama_index_memory_ext.events import Rejection
@@ -38,6 +37,9 @@ from llama_index_memory_ext.words import (
     script_of,
 )
 from llama_index_memory_ext.words.tokens import keywords, shared, shares_word
+
+if TYPE_CHECKING:
+    from llama_index_memory_ext.learning.reply import NewFact
 
 # The longest quote and word, in characters.
 _MAX_QUOTE = 2_000
@@ -55,20 +57,25 @@ _UNSAID = {
 
 
 class Candidate(NamedTuple):
-    """A new fact to check, as a model reports it.
+    """A new fact to check.
 
-    ``place``: where its quote lies in the user's lines, or ``NOWHERE``.
+    ``reported``: the entry, as a model reports it.
+    ``content``: the statement, or the user's own sentence in its place.
+    ``place``: where the quote lies in the user's lines, or ``NOWHERE``.
     ``min_confidence``: the least confidence that it needs.
-    ``is_users_words``: its content is the user's own sentence.
+    ``is_users_words``: the content is the user's own sentence.
     """
 
+    reported: NewFact
     content: str
-    quote: str
-    category: str
-    confidence: float
     place: QuoteMatch
     min_confidence: float
     is_users_words: bool = False
+
+    @property
+    def quote(self) -> str:
+        """The quote, as the model reports it."""
+        return self.reported.quote
 
 
 class Ending(NamedTuple):
@@ -137,7 +144,7 @@ def reject_unreadable(candidate: Candidate, _: Source) -> Rejection | None:
 
 def reject_unsure(candidate: Candidate, _: Source) -> Rejection | None:
     """Reject a fact that the model itself is not sure of."""
-    confidence = candidate.confidence
+    confidence = candidate.reported.confidence
     least = candidate.min_confidence
     if confidence >= least:
         return None
@@ -165,9 +172,8 @@ def reject_unquoted(entry: Candidate | Ending, source: Source) -> Rejection | No
         return None
     if not quote.strip():
         return Rejection("no_quote", "It has no quote of the user.")
-    for line in source.lines:
-        if not line.is_users and find_quote(quote, line.text):
-            return Rejection("not_the_users_words", "Only the assistant said it.")
+    if source.is_said_by_others(quote):
+        return Rejection("not_the_users_words", "Only the assistant said it.")
     return Rejection("quote_not_found", "Its quote is not in the conversation.")
 
 

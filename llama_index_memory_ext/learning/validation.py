@@ -159,14 +159,7 @@ class _Validation:
     ) -> Fact | None:
         """Return the new fact, or the known fact that it repeats; None if it is rejected."""
         place = self.source.find(new.quote) or self.source.find_copy(new.content)
-        candidate = Candidate(
-            new.content,
-            new.quote,
-            new.category,
-            new.confidence,
-            place or NOWHERE,
-            min_confidence,
-        )
+        candidate = Candidate(new, new.content, place or NOWHERE, min_confidence)
         rejection = first_rejection(candidate, self.source, checks)
         if rejection is None:
             candidate = choose_wording(candidate, self.source)
@@ -249,8 +242,8 @@ class _Validation:
         rows = tuple(self.source.lines[i].row_id for i in quoted)
         return Fact(
             content=new.content,
-            category=new.category,
-            confidence=new.confidence,
+            category=new.reported.category,
+            confidence=new.reported.confidence,
             said_as=said_as,
             quote=place.quote,
             valid_until=last_day,
