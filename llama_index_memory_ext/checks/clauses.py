@@ -222,19 +222,17 @@ def is_small_talk(statement: str) -> bool:
     rest = phrases("small_talk", "phrases").sub(" ", statement)
     interjections = words_of_section("small_talk", "interjections")
     light_words = interjections | words_of_section("small_talk", "light")
-    telling = keywords(rest) - keywords(" ".join(light_words))
-    for code in languages_of(statement):
-        telling -= keywords(" ".join(FUNCTION_WORDS[code]))
-    words = _word_beginnings(statement)
     # A capital letter right behind a word is of a name: "Works at Indeed".
     without_names = pattern(r"(?<=\w )[A-Z]\w*").sub("", statement)
     is_greeting = rest != statement or not interjections.isdisjoint(
         _word_beginnings(without_names)
     )
-    is_call = len(words) == 1 and statement.endswith("!")
-    if (is_greeting or is_call) and not _mentions_user(words):
-        names = {word for word in rest.split() if word[:1].isupper()}
-        telling -= keywords(" ".join(names))
+    is_call = len(tokens_in(statement)) == 1 and statement.endswith("!")
+    if (is_greeting or is_call) and not _mentions_user(statement):
+        rest = pattern(r"\b[A-ZÀ-ÞА-Я]\w*").sub(" ", rest)
+    telling = keywords(rest) - keywords(" ".join(light_words))
+    for code in languages_of(statement):
+        telling -= keywords(" ".join(FUNCTION_WORDS[code]))
     return not telling
 
 
@@ -248,15 +246,14 @@ def speaks_to_listener(sentence: str) -> bool:
     begins = not _people("listener").isdisjoint(words[:1]) or phrases(
         "people", "to_listener"
     ).search(sentence)
-    is_users = _mentions_user(words) or phrases(
-        "people", "speaker_in_characters"
-    ).search(sentence)
-    return bool(begins) and not is_users
+    return bool(begins) and not _mentions_user(sentence)
 
 
-def _mentions_user(words: list[str]) -> bool:
+def _mentions_user(text: str) -> bool:
+    if phrases("people", "speaker_in_characters").search(text):
+        return True
     mentions = _people("speaker") | _people("own")
-    return not mentions.isdisjoint(words)
+    return not mentions.isdisjoint(_word_beginnings(text))
 
 
 # ---- denials and changes ----
@@ -369,17 +366,14 @@ def _unstated_reason(sentences: Sequence[str]) -> str:
 
 def _is_stated(statement: str, text: str) -> bool:
     """Return whether a message states a telling word of a statement."""
-    clauses = []
-    for sentence in filter(None, map(str.strip, sentences_of(text))):
-        if _matches("supposed", sentence):
-            continue
+    clauses = list[str]()
+    for sentence in sentences_of(text):
+        parts = phrases("clauses", "clause_end").split(sentence)
         if _is_question(sentence):
             # "I have two kids, how much tax do I pay?" asks only in its last clause.
-            parts = phrases("clauses", "clause_end").split(sentence)
-            if not _matches("asks", parts[0]):
-                clauses += parts[:-1]
-        else:
-            clauses.append(sentence)
+            parts = [] if _matches("asks", parts[0]) else parts[:-1]
+        if not _matches("supposed", sentence):
+            clauses += parts
     return shares_word(statement, " ".join(clauses))
 
 

@@ -74,7 +74,7 @@ def says_more(statement: str, words: str, names: str, said_on: date) -> bool:
         return True
     plain = without_dates(statement, code)
     return (
-        bool(new_numbers(plain, words))
+        bool(numbers_in(plain) - numbers_in(words))
         or bool(new_names(plain, f"{words}\n{names}"))
         or _has_new_words(plain, words)
         or _differs_in_a_clause(plain, words)
@@ -84,17 +84,13 @@ def says_more(statement: str, words: str, names: str, said_on: date) -> bool:
 # ---- numbers and names ----
 
 
-def new_numbers(statement: str, words: str) -> set[str]:
-    """Return the numbers of a statement that the words do not have, in digits or up to twelve in words.
-
-    >>> sorted(new_numbers("Has 3 cats and 5 dogs", "I have three cats"))
-    ['5']
-    """
-    return set(_numbers_in(statement) - _numbers_in(words))
-
-
 @lru_cache(maxsize=256)
-def _numbers_in(text: str) -> frozenset[str]:
+def numbers_in(text: str) -> frozenset[str]:
+    """Return the numbers of a text, in digits or up to twelve in words.
+
+    >>> sorted(numbers_in("Has three cats and 5 dogs"))
+    ['3', '5']
+    """
     numbers = set()
     for written in pattern(_NUMBER_OR_WORD).findall(comparable(text)):
         if written[-1].isdigit():
@@ -133,7 +129,7 @@ def _telling_words(text: str) -> Iterator[str]:
     """Yield the words that tell something: no numbers, function words, or words that only frame a report."""
     for word in tokens_in(text.casefold().replace("\u2019", "'").replace("'s", "")):
         is_frame = word in _NO_MEANING or word in words_of_section("clauses", "framing")
-        is_number = bool(_numbers_in(word))
+        is_number = bool(numbers_in(word))
         # Hiragana has the endings, and Chinese characters and katakana the meaning.
         if (
             not (is_frame or is_number)
