@@ -184,10 +184,6 @@ FUNCTION_WORDS = {
 STOP_WORDS = FUNCTION_WORDS["en"]
 STOP_CHARACTERS = FUNCTION_WORDS["zh"]
 STOP_PAIRS = FUNCTION_WORDS["ja"]
-# Each irregular form of an English word with its base form.
-IRREGULAR = {
-    form: base for base, *forms in word_lists("irregular_forms")["en"] for form in forms
-}
 _STRAIGHT = str.maketrans(
     "\u2018\u2019\u201a\u201c\u201d\u201e\u00ab\u00bb\u300c\u300d\u300e\u300f",
     '\'\'\'"""""""""',
