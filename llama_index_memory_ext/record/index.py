@@ -26,7 +26,7 @@ from llama_index_memory_ext.text.limits import excerpt
 from llama_index_memory_ext.text.messages import calls_of, now_in, tool_call_groups
 from llama_index_memory_ext.text.parts import DAY_HEADING
 from llama_index_memory_ext.text.turns import spoken, turns_in
-from llama_index_memory_ext.words.asking import asks_about_now, change_words
+from llama_index_memory_ext.words.asking import change_words
 from llama_index_memory_ext.words.dates import Period, date_words, relative_periods
 from llama_index_memory_ext.words.pronouns import USER, speaker_asked_for
 from llama_index_memory_ext.words.tokens import languages_of, terms_in
@@ -67,8 +67,6 @@ _MOST_RANKED = 1_000
 _MOST_REPEATED = 10
 # A message of the time that the question names gains this share of the best similarity.
 _TIME_SHARE = 1.0
-# A question about now takes this share from the oldest message.
-_AGE_SHARE = 0.3
 # No log has this epoch, so a broken index is made anew.
 _BROKEN = -1
 _INDEXED_CHARACTERS = 20_000
@@ -321,9 +319,6 @@ class MessageIndex:
         codes = languages_of(question, self._languages)
         speaker = speaker_asked_for(question, codes)
         similarity = favour_speaker(of_user, speaker, similarity)
-        if asks_about_now(question):
-            age = np.linspace(1.0, 0.0, len(ids))
-            similarity *= 1 - _AGE_SHARE * age
         similarity = tfidf.divided_by_best(similarity)
         periods = relative_periods(question.casefold(), self.today)
         similarity += _TIME_SHARE * said_within(messages, periods)

@@ -42,15 +42,6 @@ def asks(text: str) -> bool:
     return any(map(phrases("clauses", "asks").search, sentences))
 
 
-def asks_about_now(text: str) -> bool:
-    """Return whether a text names the present.
-
-    >>> asks_about_now("Where do I live now?"), asks_about_now("Where did I live?")
-    (True, False)
-    """
-    return _has("now", ends_of(text))
-
-
 # Each prompt reads the same messages of its record again.
 @lru_cache(maxsize=2_000)
 def tells_change(text: str) -> bool:

@@ -116,19 +116,6 @@ def test_a_share_shows_fewer_messages_but_all_that_fit_have_heat() -> None:
     assert len(heats[0]) == 8
 
 
-def test_a_question_about_now_prefers_the_newest_of_what_is_alike() -> None:
-    """Also if an older message is a little more like the question."""
-    messages = [
-        user("I read the book Emma."),
-        assistant("I see."),
-        user("The weather is fine."),
-        assistant("It is."),
-        user("I read the book Middlemarch with my sister."),
-    ]
-    assert places(messages, "Which book do I read?")[0] == (0,)
-    assert places(messages, "Which book do I read now?")[0] == (4,)
-
-
 def test_words_of_a_change_weigh_more_than_the_turns_before_the_question() -> None:
     """The question alone has no word in common with any message."""
     messages = [
