@@ -320,11 +320,8 @@ class RelevantFactsBlock(LearningBlock):
         facts: FactsForPrompt,
         seconds: float,
     ) -> None:
-        """Let the facts of a prompt count for the next profile, and send an event about them."""
+        """Send an event about the facts of a prompt."""
         entries = [*facts.profile.sources, *facts.question.sources]
-        similarities = {entry.fact.id: entry.similarity for entry in entries}
-        reader = self.profile_reader_of(session_id)
-        user_facts.heat_up(reader, session_id, similarities)
         if not (entries and has_listeners()):
             return
         tokens = facts.profile.tokens
@@ -334,7 +331,7 @@ class RelevantFactsBlock(LearningBlock):
                 session_id=session_id,
                 user_id=display_name(user_facts.namespace),
                 agent_id=self.view.own,
-                fact_ids=list(similarities),
+                fact_ids=[entry.fact.id for entry in entries],
                 profile_fact_ids=[entry.fact.id for entry in facts.profile.sources],
                 known=len(user_facts.present.facts),
                 tokens=tokens,

@@ -253,18 +253,15 @@ class ShowableFacts:
         record: RecordInPrompt,
         limit: int,
         weights: Weights,
-        heat: Mapping[str, float],
     ) -> list[str]:
-        """Return the ids of the facts for a profile: pinned facts, then the facts with the most ``heat``.
+        """Return the ids of the facts for a profile: pinned facts, then the best by confidence and recency.
 
-        Facts without heat are chosen by confidence and recency.
         Facts whose messages the prompt shows are left out. The others fit into
         ``limit`` tokens.
         """
         shares = weights.shares()
         worth = shares.confidence * self.confidences + shares.recency * self.recencies
-        heats = _numbers(heat.get(name, 0.0) for name in self.ids)
-        order = np.lexsort((self.newer, -worth, -heats))
+        order = np.lexsort((self.newer, -worth))
         best = [self.ids[i] for i in order.tolist()]
         names = dict.fromkeys([*self.pinned_ids, *best])
         stated = self.stated_in(record.session_id, record.row_ids)

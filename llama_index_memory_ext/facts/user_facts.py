@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.background.locks import thread_lock
 from llama_index_memory_ext.background.recent import Recent
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
         Callable,
         Collection,
         Iterable,
-        Mapping,
         Sequence,
     )
     from contextlib import AbstractContextManager
@@ -39,18 +38,6 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.store import MemoryStore
     from llama_index_memory_ext.store.rows import FactsVersion
     from llama_index_memory_ext.text.parts import Part
-
-
-class _Choice(NamedTuple):
-    """The facts that were chosen for the profile of a session.
-
-    ``cursor``: of the record at the time of the choice.
-    ``heat``: the sum of the similarities of each fact to the questions since then.
-    """
-
-    cursor: tuple[int, int]
-    fact_ids: list[str]
-    heat: Counter[str]
 
 
 class UserFacts:
@@ -88,7 +75,8 @@ class UserFacts:
         self._holds_until: datetime | None = None
         self._ranker: FactRanker | None = None
         self._failures = Counter[str]()
-        self._choices: Recent[tuple[str, str], _Choice] = Recent()
+        # The facts of profiles, by the reader, the session, and the cursor of the record.
+        self._choices: Recent[tuple[object, ...], list[str]] = Recent()
         self._guard = thread_lock()
 
     @property
@@ -156,38 +144,27 @@ class UserFacts:
     ) -> list[Fact]:
         """Return the facts of the profile that hold: pinned facts, then the facts that were chosen for this record.
 
-        The facts that fitted most questions since the last choice come first.
         The choice is stored under the name ``reader`` once for each position of the
         record. So every process shows the same profile until the record is cut.
         """
         if not self.present.facts:
             return []
-        key = (reader, record.session_id)
-        choice = self._choices.get(key)
-        if choice is None or choice.cursor != record.cursor:
-            heat = choice.heat if choice else Counter[str]()
-            fact_ids = self.present.profile(record, limit, weights, heat)
+        key = (reader, record.session_id, record.cursor)
+        chosen_ids = self._choices.get(key)
+        if chosen_ids is None:
+            fact_ids = self.present.profile(record, limit, weights)
             # An empty choice is not kept: the first facts enter the profile at once.
             if not fact_ids:
                 return []
-            fact_ids = await self._store_choice(reader, record, fact_ids)
-            choice = _Choice(record.cursor, fact_ids, Counter())
-            self._choices.put(key, choice)
+            chosen_ids = await self._store_choice(reader, record, fact_ids)
+            self._choices.put(key, chosen_ids)
         # Another thread may replace both meanwhile.
         facts = self.facts
         present = self.present
-        names = dict.fromkeys([*present.pinned_ids, *choice.fact_ids])
+        names = dict.fromkeys([*present.pinned_ids, *chosen_ids])
         return [
             facts[name] for name in names if name in facts and name in present.lines
         ]
-
-    def heat_up(
-        self, reader: str, session_id: str, similarities: Mapping[str, float]
-    ) -> None:
-        """Add the similarities of the facts that were shown for a question, by their ids."""
-        choice = self._choices.get((reader, session_id))
-        if choice is not None:
-            choice.heat.update(similarities)
 
     async def _store_choice(
         self, reader: str, record: RecordInPrompt, fact_ids: list[str]

@@ -86,17 +86,6 @@ async def test_it_stays_until_the_record_is_cut(open_memory: OpenMemory) -> None
     assert contents(BEHIND, after) == []
 
 
-async def test_facts_that_questions_asked_for_come_first_after_a_cut(
-    open_memory: OpenMemory,
-) -> None:
-    memory = await with_facts(open_memory(**OPTIONS))
-    before = contents(PROFILE, await ask(memory, "Do I own a boat?"))
-    assert before[-1] == "Owns a red boat"
-    after = contents(PROFILE, await ask_until_cut(memory))
-    assert after[0] == "Owns a red boat"
-    assert sorted(after) == sorted(before)
-
-
 async def test_every_process_sends_the_same_bytes(
     open_memory: OpenMemory, database_uri: str, tmp_path: Path
 ) -> None:
