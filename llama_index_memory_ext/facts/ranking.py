@@ -433,8 +433,8 @@ class Ranking(NamedTuple):
         ``min_similarity`` decides. Pinned facts always stay.
 
         - Above 0: of the best 256 facts, the facts that cover this share of the question
-          by their words or their embedding, and have 0.6 of the best similarity. Words
-          do not count if another fact has the same words of the question, and more.
+          by their words, and have 0.6 of the best similarity. Words do not count if
+          another fact has the same words of the question, and more.
         - None: the facts from ``floor`` on, the facts of the time that the question asks
           for, and the best 12 other facts that fit the room for them.
         - 0: all facts.
@@ -480,15 +480,12 @@ class Ranking(NamedTuple):
         best = self._order(np.arange(len(self.worth)))[:_BEST]
         texts = {showable.ids[place]: showable.facts[place].content for place in best}
         shares = question_shares(texts, question, context, self.languages)
-        closeness: Mapping[str, float] = {}
-        if isinstance(showable.ranker, EmbeddingRanker):
-            closeness = showable.ranker.closeness(question)
         floor = _STRICT_FLOOR * self.similarities.max(initial=0.0)
         close = np.zeros(len(self.worth), bool)
         for place in best:
             name = showable.ids[place]
-            share = max(shares.get(name, 0.0), closeness.get(name, 0.0))
-            close[place] = share >= least and self.similarities[place] >= floor
+            is_like_best = self.similarities[place] >= floor
+            close[place] = is_like_best and shares.get(name, 0.0) >= least
         return close
 
     def fit(self, limit: int) -> list[RankedFact]:

@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 Vector: TypeAlias = NDArray[np.float32]
 logger = logging.getLogger(__name__)
 
-# The median of fewer texts has no meaning.
-_FEWEST_TEXTS = 10
 _CALL_SECONDS = 120.0
 _CACHED_QUERIES = 1_000
 # The characters of a long text that are embedded at each end. Models refuse or cut a
@@ -223,24 +221,6 @@ class EmbeddingRanker:
         weight = self._statement_weight if is_statement(query) else 1.0
         total = (by_meaning + weight * by_words) / (1 + weight)
         return Similarities(ids, total)
-
-    def closeness(self, query: str) -> Mapping[str, float]:
-        """Return how much nearer to a query than the median document each embedded document is, 0..1, by id.
-
-        {} if the query is not embedded, or for fewer than ten documents. The cosine of
-        unrelated texts differs between models, so the cosine alone has no meaning.
-        """
-        cosines = self._cosines(query)
-        if len(cosines) < _FEWEST_TEXTS:
-            return {}
-        median = float(np.median(list(cosines.values())))
-        if median >= 1:
-            return {}
-        scale = 2 / (1 - median)
-        return {
-            name: min(max(scale * (cosine - median), 0.0), 1.0)
-            for name, cosine in cosines.items()
-        }
 
     def _cosines(self, query: str) -> dict[str, float]:
         """Return the cosine of each embedded document with a query, scaled to 0..1; {} without a query vector."""
