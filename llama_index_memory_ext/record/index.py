@@ -70,8 +70,6 @@ _TIME_SHARE = 1.0
 # No log has this epoch, so a broken index is made anew.
 _BROKEN = -1
 _INDEXED_CHARACTERS = 20_000
-# A question about the record keeps at least this share of its budget.
-_LEAST_SHARE = 0.25
 
 
 class IndexedMessage(NamedTuple):
@@ -94,8 +92,6 @@ class RecallBudget(NamedTuple):
 
     Attributes:
         limit: The most tokens.
-        current_power: ``limit`` is multiplied by ``(best similarity of older messages /
-            best similarity of all) ** current_power``, at least 0.25.
         record_share: The share of its tokens that a matching message of the record uses
             up.
         asking_share: The share of ``limit`` for the recalled messages. The messages in
@@ -103,7 +99,6 @@ class RecallBudget(NamedTuple):
     """
 
     limit: int
-    current_power: int = 0
     record_share: float = 0.0
     asking_share: float = 1.0
 
@@ -353,8 +348,6 @@ class MessageIndex:
         best = matches.similarity[:record_start].max(initial=0.0)
         if not best:
             return Fitting([], {})
-        ratio = float(best / matches.similarity.max())
-        share = max(ratio**budget.current_power, _LEAST_SHARE)
         matches = matches._replace(similarity=matches.similarity / best)
         tokens = np.minimum(matches.tokens[matches.order], message_limit)
         length = np.maximum(tokens, SHORT_TOKENS) ** _LENGTH_POWER
@@ -366,11 +359,10 @@ class MessageIndex:
         used = 0.0
         most_worth_first = np.argsort(-worth, kind="stable")
         places = matches.order[most_worth_first]
-        room = share * budget.limit
         for place, message_tokens in zip(
             places.tolist(), tokens[most_worth_first].tolist(), strict=True
         ):
-            if used + fewest_tokens > room:
+            if used + fewest_tokens > budget.limit:
                 break
             if place >= record_start:
                 used += budget.record_share * min(message_tokens, SHORT_TOKENS)
@@ -379,12 +371,12 @@ class MessageIndex:
             cost = message_tokens
             if day not in days:
                 cost += self._day_tokens
-            if used + cost > room:
+            if used + cost > budget.limit:
                 continue
             used += cost
             days.add(day)
             ranked = matches.ranked(place)
-            if used <= budget.asking_share * room:
+            if used <= budget.asking_share * budget.limit:
                 recalled.append(ranked)
             if ranked.tokens <= message_limit and len(ranked.message.row_ids) == 1:
                 heat[ranked.message.row_ids[0]] = ranked.similarity

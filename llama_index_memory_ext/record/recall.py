@@ -62,10 +62,6 @@ LONGEST_MESSAGE_TOKENS = 500
 _MESSAGE_SHARE = 0.25
 # A question may recall this multiple of the limit, if the record leaves the tokens free.
 _QUESTION_FACTOR = 1.4
-# A question or a statement about the record recalls less: its budget is multiplied by
-# ``(best similarity of older messages / best similarity of all) ** 4``. A request keeps
-# its budget.
-_CURRENT_POWER = 4
 # A matching message of the record uses up this share of its tokens, of at most 100. So
 # a question about the record recalls less.
 _IN_RECORD_SHARE = 0.6
@@ -460,18 +456,16 @@ def recall_budget(
     (``by_meaning``) the share of sentences that ask for something, at least a quarter,
     lowers it, too.
     """
-    is_question = asks(question)
     most = limit
-    if is_question:
+    if asks(question):
         most = max(limit, min(int(limit * _QUESTION_FACTOR), free))
     if recall_when == "always":
         return RecallBudget(most)
     asking = 1.0 if by_meaning else asking_share(question)
     if not asking:
         statement_limit = int(limit * _STATEMENT_SHARE)
-        return RecallBudget(statement_limit, _CURRENT_POWER, _IN_RECORD_SHARE)
-    power = _CURRENT_POWER if is_question else 0
-    return RecallBudget(most, power, _IN_RECORD_SHARE, max(asking, _STATEMENT_SHARE))
+        return RecallBudget(statement_limit, _IN_RECORD_SHARE)
+    return RecallBudget(most, _IN_RECORD_SHARE, max(asking, _STATEMENT_SHARE))
 
 
 def read_messages(

@@ -227,23 +227,6 @@ def test_messages_of_the_record_take_a_part_of_their_tokens(
     assert len(found(index, "green tea", **limits)) == 4
 
 
-@pytest.mark.parametrize(
-    ("last", "number"),
-    [("green tea", 7), ("green tea of Caroline", 1)],
-)
-def test_a_question_about_the_record_recalls_less(last: str, number: int) -> None:
-    messages = [*(user(f"Her green tea {i} is cold.") for i in range(9)), user(last)]
-    rows = rows_of(*messages)
-    index = index_of(on_days(rows, *[0] * 9, 1))
-    tokens = COUNTER.count("<message user>Her green tea 0 is cold.\n")
-    heading = COUNTER.count(DAY_HEADING.format("2023-05-08"))
-    question = "Which green tea does Caroline like?"
-    limits: Any = {"limit": 7 * tokens + heading, "before": rows[9].id}
-    assert len(found(index, question, **limits)) == 7
-    asked = found(index, question, **limits, current_power=4)
-    assert len(asked) == number
-
-
 # ---- what is never found -------------------------------------------------------------------------------
 
 
