@@ -94,28 +94,21 @@ class RecallBudget(NamedTuple):
         limit: The most tokens.
         record_share: The share of its tokens that a matching message of the record uses
             up.
-        asking_share: The share of ``limit`` for the recalled messages. The messages in
-            the rest only get heat.
     """
 
     limit: int
     record_share: float = 0.0
-    asking_share: float = 1.0
 
 
 class Fitting(NamedTuple):
     """The messages that fit the budget of a question.
 
     Attributes:
-        messages: The messages to recall, within the asking share of the budget, the
-            message with the most worth first.
-        heat: The similarities of the messages within the whole budget, by their rows.
-            Messages of several rows, and messages that must be clipped, are left out.
+        messages: The messages to recall, the message with the most worth first.
         record_rows: The first rows of messages in the record that match, too.
     """
 
     messages: list[RankedMessage]
-    heat: dict[int, float]
     record_rows: frozenset[int] = frozenset()
 
 
@@ -347,14 +340,13 @@ class MessageIndex:
         )
         best = matches.similarity[:record_start].max(initial=0.0)
         if not best:
-            return Fitting([], {})
+            return Fitting([])
         matches = matches._replace(similarity=matches.similarity / best)
         tokens = np.minimum(matches.tokens[matches.order], message_limit)
         length = np.maximum(tokens, SHORT_TOKENS) ** _LENGTH_POWER
         worth = matches.similarity[matches.order] / length
         fewest_tokens = tokens.min(initial=message_limit)
         recalled: list[RankedMessage] = []
-        heat: dict[int, float] = {}
         days: set[str] = set()
         used = 0.0
         most_worth_first = np.argsort(-worth, kind="stable")
@@ -375,12 +367,8 @@ class MessageIndex:
                 continue
             used += cost
             days.add(day)
-            ranked = matches.ranked(place)
-            if used <= budget.asking_share * budget.limit:
-                recalled.append(ranked)
-            if ranked.tokens <= message_limit and len(ranked.message.row_ids) == 1:
-                heat[ranked.message.row_ids[0]] = ranked.similarity
-        return Fitting(recalled, heat, matches.rows_from(record_start))
+            recalled.append(matches.ranked(place))
+        return Fitting(recalled, matches.rows_from(record_start))
 
     def clip_for(self, question: str) -> Callable[[str, int], str]:
         """Return a function that clips a text to the sentences with words of a question."""

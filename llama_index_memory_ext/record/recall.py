@@ -115,6 +115,15 @@ class _ReadMatches(NamedTuple):
     fitting: Fitting
     messages: list[_ReadMessage]
 
+    @property
+    def heat(self) -> dict[int, float]:
+        """The similarities of the whole messages of one row, by the row."""
+        heat = {}
+        for message, _ in self.messages:
+            if message.is_whole and len(message.row_ids) == 1:
+                heat[message.row_ids[0]] = message.similarity
+        return heat
+
 
 class RecalledMessages(NamedTuple):
     """Recalled messages.
@@ -257,7 +266,7 @@ class MessageSearch:
         if matches is None:
             # Rows were deleted after the record was read.
             return RecalledMessages()
-        self.reader.heat_up(session_id, window, matches.fitting.heat)
+        self.reader.heat_up(session_id, window, matches.heat)
         recalled = arrange_recalled(
             matches.messages,
             window,
@@ -318,7 +327,7 @@ class MessageSearch:
                 session_id,
                 index,
                 question,
-                lambda: Fitting(index.ranked(question)[:most], {}),
+                lambda: Fitting(index.ranked(question)[:most]),
                 min(message_limit, LONGEST_MESSAGE_TOKENS),
             )
         if matches is not None:
@@ -341,7 +350,7 @@ class MessageSearch:
         """Choose messages of the index, and read their rows; None if rows were deleted since they were indexed."""
 
         def choose_and_read(tx: Transaction) -> _ReadMatches | None:
-            fitting = Fitting([], {})
+            fitting = Fitting([])
             with suppress_failures(
                 self.failures, "Earlier messages were not found", index.drop
             ):
@@ -462,10 +471,8 @@ def recall_budget(
     if recall_when == "always":
         return RecallBudget(most)
     asking = 1.0 if by_meaning else asking_share(question)
-    if not asking:
-        statement_limit = int(limit * _STATEMENT_SHARE)
-        return RecallBudget(statement_limit, _IN_RECORD_SHARE)
-    return RecallBudget(most, _IN_RECORD_SHARE, max(asking, _STATEMENT_SHARE))
+    share = max(asking, _STATEMENT_SHARE)
+    return RecallBudget(int(most * share), _IN_RECORD_SHARE)
 
 
 def read_messages(

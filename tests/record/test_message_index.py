@@ -99,23 +99,6 @@ def test_a_message_is_found_by_the_words_of_its_neighbours() -> None:
     assert places(messages, "Berlin") == [(1,), (2,), (0,), (3,)]
 
 
-def test_a_share_shows_fewer_messages_but_all_that_fit_have_heat() -> None:
-    """The messages with the most heat become sticky."""
-    messages = [user(f"My tea number {i} is green.") for i in range(8)]
-    index = index_of(rows_of(*messages))
-    shown = []
-    heats = []
-    for share in (1.0, 0.5):
-        budget = RecallBudget(200, asking_share=share)
-        fitting = index.fitting("Which tea is green?", (), EVERYTHING, budget, 500)
-        shown.append(len(fitting.messages))
-        heats.append(fitting.heat)
-    assert shown[0] == 8
-    assert 0 < shown[1] < 8
-    assert heats[0] == heats[1]
-    assert len(heats[0]) == 8
-
-
 def test_words_of_a_change_weigh_more_than_the_turns_before_the_question() -> None:
     """The question alone has no word in common with any message."""
     messages = [
