@@ -16,7 +16,6 @@ from llama_index_instrumentation.dispatcher import (
     active_instrument_tags,
     instrument_tags,
 )
-from llama_index_instrumentation.event_handlers import NullEventHandler
 from llama_index_instrumentation.span import active_span_id
 from pydantic import ConfigDict, Field
 
@@ -242,18 +241,6 @@ def send(event: MemoryEvent) -> None:
         logger.warning(
             "%s was not sent (%s).", event.class_name(), type(error).__name__
         )
-
-
-def has_listeners() -> bool:
-    """Return whether there is a handler for events; some events need queries to build them."""
-    current = dispatcher
-    while all(
-        isinstance(handler, NullEventHandler) for handler in current.event_handlers
-    ):
-        if not current.propagate:
-            return False
-        current = current.parent
-    return True
 
 
 @contextmanager

@@ -25,7 +25,6 @@ from llama_index_memory_ext.blocks.log_end import read_log_end
 from llama_index_memory_ext.errors import LimitError
 from llama_index_memory_ext.events import (
     FactsInjectedEvent,
-    has_listeners,
     send,
 )
 from llama_index_memory_ext.fact import RECENCY_WEIGHT
@@ -322,7 +321,7 @@ class RelevantFactsBlock(LearningBlock):
     ) -> None:
         """Send an event about the facts of a prompt."""
         entries = [*facts.profile.sources, *facts.question.sources]
-        if not (entries and has_listeners()):
+        if not entries:
             return
         tokens = facts.profile.tokens
         tokens += sum(p.tokens for p in facts.question.parts if p.kind == "fact")

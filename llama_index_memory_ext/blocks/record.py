@@ -25,7 +25,6 @@ from llama_index_memory_ext.errors import LimitError, StoreError
 from llama_index_memory_ext.events import (
     MessagesRecalledEvent,
     SummaryFailedEvent,
-    has_listeners,
     send,
 )
 from llama_index_memory_ext.models.local_embeddings import EmbedModel, embed_model_of
@@ -379,7 +378,7 @@ class CondensedMemoryBlock(LogBlock):
     ) -> None:
         """Send an event about the recalled messages, if there are any."""
         messages = recalled.matches
-        if not (messages and has_listeners()):
+        if not messages:
             return
         send(
             MessagesRecalledEvent(

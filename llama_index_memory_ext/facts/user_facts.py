@@ -16,7 +16,6 @@ from llama_index_memory_ext.facts.ranking import (
     Weights,
     document_of,
 )
-from llama_index_memory_ext.search.embeddings import EmbeddingRanker
 from llama_index_memory_ext.search.tfidf import FactRanker, suppress_failures
 from llama_index_memory_ext.store.facts import NOTHING_READ, FactChanges
 from llama_index_memory_ext.text.messages import in_zone, now_in
@@ -190,13 +189,6 @@ class UserFacts:
         if stored.position == position and stored.state:
             fact_ids = stored.state["profile"]
         return fact_ids
-
-    async def refresh(self, *, is_read: bool = False) -> None:
-        """Embed the facts that were just stored, so that the next question need not wait."""
-        if isinstance(self._ranker, EmbeddingRanker):
-            if not is_read:
-                await self.read()
-            await self.present.prepare()
 
     def apply(self, changes: FactChanges, seen: FactChanges) -> bool:
         """Apply the changes since ``seen``; return False, and do nothing, if other changes were applied since."""

@@ -16,7 +16,7 @@ from llama_index_memory_ext.errors import (
     WorkError,
     blame_of,
 )
-from llama_index_memory_ext.events import FactsExtractedEvent, has_listeners, send
+from llama_index_memory_ext.events import FactsExtractedEvent, send
 from llama_index_memory_ext.fact import Fact, RetiredBy, SetAside, retire
 from llama_index_memory_ext.learning.batch import ALL_UNREAD, Batch, BatchReader, Due
 from llama_index_memory_ext.learning.changes import (
@@ -212,7 +212,8 @@ class Extractor:
                 "Expected to store facts; facts of this user are being deleted at the same time. Try again."
             )
         await self._send_event(applied)
-        await user_facts.refresh(is_read=has_listeners())
+        # So that the next question need not wait.
+        await user_facts.present.prepare()
         return applied
 
     # ---- the five steps of a batch ----
@@ -362,8 +363,8 @@ class Extractor:
         if is_stored:
             written = extracted._replace(messages=len(batch.rows))
             await self._send_event(written)
-        if extracted.changed:
-            await user_facts.refresh(is_read=is_stored and has_listeners())
+            # So that the next question need not wait.
+            await user_facts.present.prepare()
         return written
 
     # ---- parts of the steps ----
@@ -425,8 +426,6 @@ class Extractor:
         return self.at_once or action != "pause"
 
     async def _send_event(self, extracted: Extracted) -> None:
-        if not has_listeners():
-            return
         facts = (await self.user_facts.read()).facts
         reply = extracted.reply
         # Also new facts over ``max_facts``.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from llama_index.core.base.llms.types import MessageRole
 
-from llama_index_memory_ext.events import HistoryCondensedEvent, has_listeners, send
+from llama_index_memory_ext.events import HistoryCondensedEvent, send
 from llama_index_memory_ext.models.ask import Usage
 from llama_index_memory_ext.record.cache_points import block_ends, cache_marks
 from llama_index_memory_ext.record.sticky import Heat, choose_sticky, halve, heat_at
@@ -332,7 +332,7 @@ class RecordReader:
         old = before.seen.position
         new = after.seen.position
         seconds = perf_counter() - started
-        if new > old and has_listeners():
+        if new > old:
             event = HistoryCondensedEvent(
                 session_id=session_id,
                 messages=await self.store.readers.count_messages(

@@ -13,10 +13,7 @@ import pytest
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index_instrumentation import get_dispatcher
 from llama_index_instrumentation.dispatcher import instrument_tags
-from llama_index_instrumentation.event_handlers import (
-    BaseEventHandler,
-    NullEventHandler,
-)
+from llama_index_instrumentation.event_handlers import BaseEventHandler
 from llama_index_instrumentation.span_handlers import BaseSpanHandler, SimpleSpanHandler
 from pydantic import Field
 
@@ -30,7 +27,6 @@ from llama_index_memory_ext.events import (
     MemoryEvent,
     MessagesRecalledEvent,
     SummaryFailedEvent,
-    has_listeners,
     send,
 )
 from llama_index_memory_ext.models.ask import Usage
@@ -499,14 +495,3 @@ async def test_work_beside_the_conversation_is_a_span_of_its_own(
     ]
     assert "OpenAI.achat" in inner
     assert spans.open_spans == {}
-
-
-def test_somebody_listens_when_a_handler_is_anywhere_on_the_way_up() -> None:
-    assert not has_listeners()
-    with attached(NullEventHandler()):
-        assert not has_listeners()
-    for name in (OURS, "root"):
-        with attached(Listener(), name):
-            assert has_listeners()
-    with attached(Listener(), "llama_index.core"):
-        assert not has_listeners()
