@@ -53,7 +53,7 @@ def trim(
     """Return the newest of the messages that fit, oldest first; [] for none.
 
     It differs from LangChain's ``trim_messages(strategy="last")`` in three ways. No result
-    is kept without its call, and no call without all of its results. A newest message
+    is kept without its call, and no message with calls without all of their results. A newest message
     that is too large is clipped to its head and tail, without its media, and not lost.
     A large system message never exceeds the limit.
 
@@ -106,25 +106,18 @@ def trim(
 
 
 def _complete_calls(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
-    """Return the messages without results that have no call and calls that lack a result.
-
-    The text beside such a call stays, in a copy of its message. All other messages are
-    the same objects. Only assistants make calls.
-    """
+    """Return the messages without results that have no call, and without messages with calls that lack a result."""
     complete = []
     for caller, *results in tool_call_groups(messages):
         if caller.role in RESULT_ROLES:
             continue
         calls = calls_of(caller)
+        # Only assistants make calls.
         is_caller = caller.role in ASSISTANT_ROLES
         if is_caller and _are_answered(calls, results):
             complete += [caller, *results]
         elif not calls:
             complete.append(caller)
-        else:
-            copy = _without_calls(caller)
-            if has_content(copy):
-                complete.append(copy)
     return complete
 
 
@@ -137,16 +130,6 @@ def _are_answered(calls: Sequence[ToolCall], results: Sequence[ChatMessage]) -> 
     if any(call_ids) and any(result_ids):
         return call_ids == result_ids
     return len(call_ids) == len(result_ids)
-
-
-def _without_calls(message: ChatMessage) -> ChatMessage:
-    blocks = [block for block in message.blocks if not isinstance(block, ToolCallBlock)]
-    kwargs = {
-        key: value
-        for key, value in message.additional_kwargs.items()
-        if key not in CALL_KEYS
-    }
-    return message.model_copy(update={"blocks": blocks, "additional_kwargs": kwargs})
 
 
 def _newest(

@@ -34,16 +34,16 @@ a result without its call is left out: token_limit=10
     a: done | u: thanks
 a result that answers another call is left out with its call: token_limit=20
     u: ask | a+1: look | t2: what | u: thanks
-    u: ask | a: look | u: thanks
+    u: ask | u: thanks
 a result that comes too late is left out with its call: token_limit=20
     u: ask | a+1: look | u: and | t1: found
-    u: ask | a: look | u: and
-a call that was never answered is taken out: token_limit=20
+    u: ask | u: and
+a call that was never answered is left out: token_limit=20
     u: ask | a+1: look | u: never mind
-    u: ask | a: look | u: never mind
-two calls with one result are taken out: token_limit=20
+    u: ask | u: never mind
+two calls with one result are left out: token_limit=20
     u: ask | a+1+2: look | t2: found | u: so
-    u: ask | a: look | u: so
+    u: ask | u: so
 a newest message that is too large is clipped: token_limit=20
     u: hi | a: yes | u: {THIRTY}
     u: w10 w11 w12 w13 w14 w15 w16 [... 10 tokens left out ...] w33 w34 w35 w36 w37 w38 w39
