@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_GPT = "OpenAI's GPT-5.6 and later"
-_CLAUDE = "Anthropic's Claude"
-_NOVA = "Amazon's Nova"
 # A provider, a gateway or a region may stand in front of a model's name
 # ("openrouter/openai/", "us.anthropic."). "openai." may not: OpenAI on Bedrock has no
 # documented cache points.
@@ -39,11 +36,20 @@ _GPT_NAME = re.compile(r"(?<![\w.-])gpt-(\d+)(?:\.(\d+))?(?!\w)")
 _CLAUDE_NAME = re.compile(r"(?<![\w-])claude(?!-(?:2(?!\d)|v\d|instant))(?!\w)")
 _NOVA_NAME = re.compile(r"(?<![\w-])nova-(?:micro|lite|pro|premier)(?!\w)")
 _OPENAI_NAME = re.compile(r"(?<![\w-])(?:gpt-(?!oss)|o[134](?!\w))")
-_warned: set[str] = set()
+# The warnings of this process, each with the name of a model.
+_warned: set[tuple[str, str]] = set()
 
 
-def needs_cache_points(model_name: str) -> str | None:
-    """Return the model family if its prompt cache finds a growing record only at cache points, else None.
+def _warn_once(warning: str, llm: LLM) -> None:
+    """Log a warning about a model once in a process for each name of a model."""
+    name = name_of(llm)
+    if (warning, name) not in _warned:
+        _warned.add((warning, name))
+        logger.warning(warning, name)
+
+
+def needs_cache_points(model_name: str) -> bool:
+    """Return whether the prompt cache of a model finds a growing record only at cache points.
 
     OpenAI's models before GPT-5.6, DeepSeek, Gemini, vLLM and llama.cpp find the
     longest common beginning of two prompts. Claude finds nothing without marks (Claude
@@ -51,42 +57,32 @@ def needs_cache_points(model_name: str) -> str | None:
 
     Examples:
         >>> needs_cache_points("us.anthropic.claude-sonnet-4-5-20250929-v1:0")
-        "Anthropic's Claude"
-        >>> needs_cache_points("openai/gpt-5.10-mini")
-        "OpenAI's GPT-5.6 and later"
-        >>> needs_cache_points("gpt-5-2025-08-07") is None
         True
+        >>> needs_cache_points("openai/gpt-5.10-mini"), needs_cache_points("gpt-5-2025-08-07")
+        (True, False)
     """
     name = model_name.lower()
     for major, minor in _GPT_NAME.findall(name):
         # Azure writes GPT-3.5 without its point.
         if (int(major), int(minor or 0)) >= (5, 6) and major != "35":
-            return _GPT
-    if _CLAUDE_NAME.search(name):
-        return _CLAUDE
-    return _NOVA if _NOVA_NAME.search(name) else None
+            return True
+    return bool(_CLAUDE_NAME.search(name) or _NOVA_NAME.search(name))
 
 
 def takes_cache_points(model_name: str) -> bool:
     """Return False for OpenAI's models before GPT-5.6, which need no cache points and refuse them; else True."""
-    return needs_cache_points(model_name) is not None or not _OPENAI_NAME.search(
-        model_name.lower()
-    )
+    return needs_cache_points(model_name) or not _OPENAI_NAME.search(model_name.lower())
 
 
 def warn_without_cache_points(llm: LLM | None) -> None:
-    """Log one warning in a process for each family of models that needs cache points, for a memory without them."""
-    if llm is None:
-        return
-    family = needs_cache_points(name_of(llm))
-    if family is not None and family not in _warned:
-        _warned.add(family)
-        logger.warning(
-            "The prompt caches of %s find the conversation of a CondensedMemory only at cache points, and this memory "
+    """Log one warning in a process for each model that needs cache points, for a memory without them."""
+    if llm is not None and needs_cache_points(name_of(llm)):
+        _warn_once(
+            "The prompt cache of %s finds the conversation of a CondensedMemory only at cache points, and this memory "
             "sends none. If such a model answers, each turn pays the whole conversation in full. Pass "
             "CondensedMemory.from_defaults(cache_points=True), for OpenAI with CachingOpenAI or CachingOpenAIResponses "
             "as the model, and for BedrockConverse cache_points=CacheControl(type='default').",
-            family,
+            llm,
         )
 
 
@@ -291,16 +287,12 @@ def without_history(llm: LLM) -> LLM:
 
 def warn_of_server_history(llm: LLM | None) -> None:
     """Log one warning in a process for each model whose server keeps the conversation, too."""
-    if llm is None or not _tracks(llm):
-        return
-    name = name_of(llm)
-    if name not in _warned:
-        _warned.add(name)
-        logger.warning(
+    if llm is not None and _tracks(llm):
+        _warn_once(
             "With track_previous_responses=True the server of %s keeps the conversation, too: each prompt has it "
             "twice, and nothing that a CondensedMemory forgets or deletes is deleted there. Leave "
             "track_previous_responses out.",
-            name,
+            llm,
         )
 
 

@@ -353,7 +353,6 @@ def test_a_template_that_makes_one_text_is_refused() -> None:
 
 # ---- which models need them ---------------------------------------------------------------------------
 
-GPT, CLAUDE, NOVA = "OpenAI's GPT-5.6 and later", "Anthropic's Claude", "Amazon's Nova"
 GATEWAYS, REGIONS = (
     ["", "openai/", "openrouter/openai/", "ft:"],
     ["", "us.", "us-gov.", "bedrock/eu."],
@@ -372,29 +371,31 @@ OTHERS = """chatgpt-4o gpt-5.5 gpt-5 gpt-4o gpt-35-turbo-16k gpt-oss-120b o3 dee
 
 
 @pytest.mark.parametrize(
-    ("family", "places", "models"),
+    ("needs", "places", "models"),
     [
-        (GPT, GATEWAYS, "gpt-5.6 gpt-5.10 gpt-6 gpt-34"),
+        (True, GATEWAYS, "gpt-5.6 gpt-5.10 gpt-6 gpt-34"),
         (
-            CLAUDE,
+            True,
             GATEWAYS,
             "claude-sonnet-4-5 claude-3-5-haiku claude-4-opus claude-next",
         ),
-        (CLAUDE, REGIONS, "anthropic.claude-sonnet-4-5 anthropic.claude-fable-5"),
+        (True, REGIONS, "anthropic.claude-sonnet-4-5 anthropic.claude-fable-5"),
         (
-            NOVA,
+            True,
             REGIONS,
             "amazon.nova-micro amazon.nova-lite amazon.nova-pro amazon.nova-premier",
         ),
-        (None, [*GATEWAYS, *REGIONS], OTHERS),
+        (False, [*GATEWAYS, *REGIONS], OTHERS),
     ],
 )
 def test_every_gpt_claude_and_nova_with_such_a_cache_needs_cache_points_and_no_other_model(
-    family: str | None, places: list[str], models: str
+    needs: bool, places: list[str], models: str
 ) -> None:
     names = ["".join(parts) for parts in product(places, models.split(), ENDINGS)]
-    assert [name for name in names if needs_cache_points(name) != family] == []
-    assert [name for name in names if needs_cache_points(name.upper()) != family] == []
+    assert [name for name in names if needs_cache_points(name) is not needs] == []
+    assert [
+        name for name in names if needs_cache_points(name.upper()) is not needs
+    ] == []
 
 
 def test_only_openais_older_models_take_no_cache_points() -> None:
@@ -422,15 +423,15 @@ for llm in [MockLLM(), *gpts, *claudes, *gpts]:
 """
 
 
-def test_a_memory_without_cache_points_warns_once_for_each_family(
+def test_a_memory_without_cache_points_warns_once_for_each_model(
     tmp_path: Path,
 ) -> None:
-    """Whatever its models are called, and also if the model's class does not know the name."""
+    """Also if the model's class does not know the name."""
     done = run_forked(PROGRAM, folder=tmp_path)
-    gpt, claude = done.stderr.splitlines()
-    assert gpt.startswith("WARNING ")
-    assert GPT in gpt
-    assert "CachingOpenAI" in gpt
-    assert CLAUDE in claude
-    assert "from_defaults(cache_points=True)" in claude
+    warnings = done.stderr.splitlines()
+    named = ["gpt-5.6-sol", "gpt-6-luna", "claude-sonnet-4-5", "claude-sonnet-99"]
+    for name, warning in zip(named, warnings, strict=True):
+        assert warning.startswith(f"WARNING The prompt cache of {name} finds")
+        assert "CachingOpenAI" in warning
+        assert "from_defaults(cache_points=True)" in warning
     assert "sk-secret" not in done.stderr
