@@ -95,10 +95,6 @@ Tag = Annotated[
 ]
 
 _METADATA_BYTES = 2_048
-# Facts of earlier versions may have these fields.
-_REMOVED_FIELDS = frozenset(
-    {"about", "past_changes", "past_retirements", "review_until", "review_then"}
-)
 
 
 def _as_stored(value: object) -> Any:
@@ -251,13 +247,8 @@ class Fact(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _as_this_version_has_it(cls, values: object) -> object:
-        if not isinstance(values, dict):
-            return values
-        if not _REMOVED_FIELDS.isdisjoint(values):
-            names = values.keys() - _REMOVED_FIELDS
-            values = {name: values[name] for name in names}
-        if "updated_at" in values:
+    def _with_time_of_change(cls, values: object) -> object:
+        if not isinstance(values, dict) or "updated_at" in values:
             return values
         created_at = values.get("created_at", utc_now())
         return {**values, "created_at": created_at, "updated_at": created_at}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -262,26 +261,6 @@ async def test_what_only_ends_a_fact_waits_too_and_what_is_to_be_forgotten_does_
     await memory.facts.arestore(tea.id)
     await tell(memory, "Please forget that I like tea.")
     assert await contents(memory) == []
-
-
-async def test_a_pending_fact_with_a_deadline_of_an_earlier_version_waits(
-    store: MemoryStore,
-) -> None:
-    """It was stored or exported with fields that this version does not have; time decides nothing."""
-    deadline = {"review_until": "2020-01-01T00:00:00Z", "review_then": "count"}
-    stored = Fact(content="Likes tea", pending=True).model_dump(mode="json") | deadline
-    book = FactBook(store, "ann")
-    assert await book.aimport(json.dumps({**stored, "namespace": "ann"}) + "\n") == 1
-    data = stored | {"namespace": "ann"}
-    await store.database.run(
-        lambda tx: tx.execute("UPDATE {facts} SET data = :data", data=data)
-    )
-    assert [
-        fact.content for fact in await FactBook(store, "ann").alist(state="pending")
-    ] == ["Likes tea"]
-    assert await book.alist() == []
-    (tea,) = await book.aapprove(stored["id"])
-    assert await book.alist() == [tea]
 
 
 async def test_all_or_none_are_approved_and_a_wrong_one_is_named(
