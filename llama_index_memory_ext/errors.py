@@ -15,12 +15,8 @@ class MemoryExtError(Exception):
     """Base of all errors that this package raises on purpose."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Some constructors take other arguments than the text. The answer of a model
-        # stays out of a pickle.
-        state = {
-            name: value for name, value in vars(self).items() if name != "response"
-        }
-        return copyreg.__newobj__, (type(self), *self.args), state  # type: ignore[attr-defined] # copyreg uses it
+        # Some constructors take other arguments than the text.
+        return copyreg.__newobj__, (type(self), *self.args), vars(self)  # type: ignore[attr-defined] # copyreg uses it
 
 
 class SettingError(MemoryExtError, ValueError, TypeError):
