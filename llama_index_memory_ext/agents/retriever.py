@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,6 @@ from uuid import NAMESPACE_OID, uuid5
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle, TextNode
-from pydantic import ValidationError
 
 from llama_index_memory_ext.background.loop import run
 from llama_index_memory_ext.errors import FactError, StoreError
@@ -49,12 +47,9 @@ def store_errors(what: str, session_id: str) -> Iterator[None]:
     """
     try:
         yield
-    # All but StoreError come from rows that cannot be read.
-    except (StoreError, ValidationError, json.JSONDecodeError, UnicodeError) as raised:
-        error: BaseException | None = raised
-        if isinstance(raised, StoreError):
-            # Only an error of the database has a cause.
-            error = raised.__cause__
+    except StoreError as raised:
+        error = raised.__cause__
+        # Only an error of the database has a cause.
         if error is None:
             raise
         logger.warning(
