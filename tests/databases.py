@@ -243,3 +243,9 @@ async def engine_at(way: str, uri: str, level: str) -> AsyncIterator[AsyncEngine
     engine = ENGINES_AT[way](uri, level)
     yield engine
     await engine.dispose()
+
+
+async def stored_cursor(store: MemoryStore, key: str, reader: str) -> tuple[int, Any]:
+    """The position of a reader's cursor, and the state that is stored with it."""
+    cursor = await store.readers.cursor(key, reader)
+    return cursor.position, cursor.state

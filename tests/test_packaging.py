@@ -87,7 +87,7 @@ def test_each_public_call_shows_the_arguments_that_it_takes() -> None:
     store = MemoryStore()
     parts = [
         (part.__class__.__name__, part.__class__)
-        for part in (store.log, store.owners, store.facts, store.readers)
+        for part in (store.log, store.facts, store.readers)
     ]
     # The calls of a model are the host's alone.
     own = set(llama_index_memory_ext.__all__) - {"OfflineModel"}

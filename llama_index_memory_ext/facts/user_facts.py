@@ -174,7 +174,7 @@ class UserFacts:
         # stored.
         position += 1
         session_id = record.session_id
-        stored = await record.readers.state(session_id, reader)
+        stored = await record.readers.cursor(session_id, reader)
         if stored.position != position:
             await record.readers.move(
                 session_id,
@@ -185,7 +185,7 @@ class UserFacts:
                 state={"profile": fact_ids},
             )
             # Another process may have stored its choice first.
-            stored = await record.readers.state(session_id, reader)
+            stored = await record.readers.cursor(session_id, reader)
         if stored.position == position and stored.state:
             fact_ids = stored.state["profile"]
         return fact_ids

@@ -139,7 +139,7 @@ class BatchReader:
             )
             if unread.registered or not unread.rows:
                 return unread
-            await store.owners.claim(
+            await store.log.claim(
                 self.session_id,
                 SessionAccess(user),
                 readers=[self.reader],
@@ -217,7 +217,7 @@ class BatchReader:
         message without a speaker counts as the user's if the session has no other owner.
         """
         user = self.user_facts.namespace
-        owners = await self.user_facts.store.owners.users_of_session(self.session_id)
+        owners = await self.user_facts.store.log.users_of_session(self.session_id)
         if not self.is_own and user not in owners:
             return None
         # As long as a session has one user, no row says whose it is.

@@ -164,8 +164,8 @@ class Extractor:
     async def set_aside(self) -> tuple[SetAside, ...]:
         """Return the turns that were set aside, oldest first."""
         readers = self.user_facts.store.readers
-        _, state = await readers.state(self.session_id, self.batches.reader)
-        return progress_of(state).set_aside
+        cursor = await readers.cursor(self.session_id, self.batches.reader)
+        return progress_of(cursor.state).set_aside
 
     async def apply(
         self,

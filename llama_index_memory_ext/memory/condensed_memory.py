@@ -356,7 +356,7 @@ class CondensedMemory(MemoryFields):
     async def acheck_session(self) -> None:
         """Raise a SessionOwnerError if the session has words of another user, and is not shared by both."""
         self._is_used = True
-        await self.sql_store.owners.check(self.session_id, access_of(self))
+        await self.sql_store.log.check_owner(self.session_id, access_of(self))
 
     async def astats(self) -> MemoryStats:
         """Return counts of the session and its last failures; all counts are 0 before the first message.

@@ -41,7 +41,7 @@ async def export_json(memory: MemoryFields) -> str:
     """Return all messages of the session as a JSON list."""
     store = memory.sql_store
     memory._is_used = True
-    await store.owners.check(memory.session_id, access_of(memory))
+    await store.log.check_owner(memory.session_id, access_of(memory))
     rows = await store.readers.find(memory.session_id)
     # Writing a long history takes seconds and must not block the event loop.
     return await asyncio.to_thread(
@@ -68,7 +68,7 @@ async def branch(
     access = access_of(memory)
     end = until if before is None else before
     async with memory._calls():
-        await memory.sql_store.owners.branch(
+        await memory.sql_store.log.branch(
             memory.session_id, new_session_id, access, end, with_end=before is None
         )
     copy = memory.model_copy(update={"session_id": new_session_id})

@@ -128,7 +128,7 @@ async def _read_snapshot(memory: MemoryFields) -> Snapshot:
         access,
     )
     if snapshot.is_closed:
-        await memory.sql_store.owners.check(memory.session_id, access)
+        await memory.sql_store.log.check_owner(memory.session_id, access)
     return snapshot
 
 

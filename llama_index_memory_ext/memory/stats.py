@@ -81,11 +81,11 @@ async def read_stats(memory: MemoryFields, *, with_pending: bool) -> MemoryStats
     reader = facts.reader_of(session_id)
     count = store.readers.count_messages
     now = facts.now()
-    _, state = await store.readers.state(session_id, reader)
+    cursor = await store.readers.cursor(session_id, reader)
     pending = None
     if with_pending:
         pending = await count(session_id, reader=reader)
-    position, _ = await store.readers.state(session_id, record.name)
+    cut = await store.readers.cursor(session_id, record.name)
     visible_facts = (await store.facts.read(namespace, view=facts.view)).facts
     return MemoryStats(
         session_id=session_id,
@@ -94,12 +94,12 @@ async def read_stats(memory: MemoryFields, *, with_pending: bool) -> MemoryStats
         **size._asdict(),
         messages=await count(session_id),
         active=await count(session_id, statuses=[ACTIVE]),
-        left=await count(session_id, statuses=[ARCHIVED], last=position),
+        left=await count(session_id, statuses=[ARCHIVED], last=cut.position),
         facts=sum(fact.state(now) == "present" for fact in visible_facts),
         retired=sum(fact.retired for fact in visible_facts),
         pending=pending,
         failures={**facts.failures_of(session_id), **record.failures_of(session_id)},
         rejections=facts.rejections,
-        set_aside=progress_of(state).set_aside,
+        set_aside=progress_of(cursor.state).set_aside,
         usage=record.usage | facts.usage,
     )

@@ -418,8 +418,8 @@ class MessageSearch:
         )
         model = self.embed_model
         if model is not None:
-            keeper = KeptVectors.of_messages(
-                reader.store.database, session_id, epoch, model_key(model)
+            keeper = KeptVectors(
+                reader.store.database, session_id, model_key(model), epoch
             )
             ranker = EmbeddingRanker(
                 model,

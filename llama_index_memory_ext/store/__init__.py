@@ -45,7 +45,7 @@ from llama_index_memory_ext.store.readers import Readers
 from llama_index_memory_ext.store.rows import ALL_STATUSES, LogRow, messages_of
 from llama_index_memory_ext.store.sessions import SessionInfo, read_keys, read_sessions
 from llama_index_memory_ext.store.tables import LAST_ID, Row
-from llama_index_memory_ext.store.writing import Log, Owners
+from llama_index_memory_ext.store.writing import Log
 from llama_index_memory_ext.text.tokens import TokenCounter
 from llama_index_memory_ext.words import language_of
 
@@ -106,7 +106,7 @@ class MemoryStore(SQLAlchemyChatStore):
             ``encryption_key``.
         decrypt: The reverse function.
 
-    ``database``, ``log``, ``readers``, ``owners`` and ``facts`` are its parts. All
+    ``database``, ``log``, ``readers`` and ``facts`` are its parts. All
     memories on the store share its background ``jobs``, and the ``cache`` of what they
     have read. ``address`` is the database's address without its password and options.
 
@@ -124,7 +124,6 @@ class MemoryStore(SQLAlchemyChatStore):
     database: Database = _UNSET
     log: Log = _UNSET
     readers: Readers = _UNSET
-    owners: Owners = _UNSET
     facts: Facts = _UNSET
     jobs: JobRegistry = Field(default_factory=JobRegistry)
     cache: StoreCache = Field(default_factory=StoreCache)
@@ -170,7 +169,6 @@ class MemoryStore(SQLAlchemyChatStore):
         self.address = database.shown_uri.partition("?")[0]
         self.readers = Readers(database)
         self.facts = Facts(database)
-        self.owners = Owners(database)
         self.log = Log(database)
 
     @classmethod

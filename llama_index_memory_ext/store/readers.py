@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from llama_index_memory_ext.errors import StoreError
 from llama_index_memory_ext.store.rows import (
     ALL_STATUSES,
-    CursorState,
     FactsVersion,
     LogPage,
     LogRow,
@@ -299,7 +298,7 @@ def read_unread(
 
     ``with_active`` adds the active rows.
     """
-    page = _cursor_of(tx, key, reader)
+    page = read_cursor(tx, key, reader)
     if after is None:
         after = page.position
     statuses = ALL_STATUSES if with_active else [ARCHIVED]
@@ -310,7 +309,7 @@ def read_unread(
 # ---- cursors ----
 
 
-def _cursor_of(tx: Transaction, key: str, reader: str) -> LogPage:
+def read_cursor(tx: Transaction, key: str, reader: str) -> LogPage:
     """Return a page without rows, and with the state of the cursor."""
     cursor = tx.execute(_SELECT_CURSOR, key=key, reader=reader).one()
     return LogPage(
@@ -320,12 +319,6 @@ def _cursor_of(tx: Transaction, key: str, reader: str) -> LogPage:
         registered=cursor.position is not None,
         state=tx.read(cursor.state, f"The state of {reader!r} in session {key!r}"),
     )
-
-
-def read_state(tx: Transaction, key: str, reader: str) -> CursorState:
-    """Return the position of a cursor, and the state that was stored with it."""
-    page = _cursor_of(tx, key, reader)
-    return CursorState(page.position, page.state)
 
 
 def move_cursor(
@@ -369,7 +362,7 @@ def is_current(
     tx: Transaction, key: str, epoch: int, reader: str = "", position: int = 0
 ) -> bool:
     """Return whether no row of the session was deleted since ``epoch``, and a reader is at ``position``."""
-    cursor = _cursor_of(tx, key, reader)
+    cursor = read_cursor(tx, key, reader)
     is_same = cursor.epoch == epoch
     if epoch == 0 and not is_same:
         # In a log that only LlamaIndex has written, the lock of this transaction has
@@ -456,7 +449,7 @@ class Readers:
     read_snapshot = reads(read_snapshot)
     page = reads(read_page)
     unread = reads(read_unread)
-    state = reads(read_state)
+    cursor = reads(read_cursor)
 
     sessions_of_reader = reads(sessions_of_reader)
     unread_elsewhere = reads(unread_elsewhere)

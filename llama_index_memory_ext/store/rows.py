@@ -180,13 +180,6 @@ class ReadPosition:
     last_id: int = 0
 
 
-class CursorState(NamedTuple):
-    """The position of a cursor, and the state that was stored with it."""
-
-    position: int
-    state: Json
-
-
 class FactsVersion(NamedTuple):
     """The version of a namespace of facts: ``epoch`` changes with a deletion, ``change`` grows with each change."""
 
@@ -206,9 +199,9 @@ class LogPage:
     ``fresh``: false, and the page is empty, if rows were deleted since the
     ``ReadPosition``; the reader must then begin again.
     ``more``: whether there are older rows before the page.
-    ``registered``: whether the cursor is stored; only ``unread`` reads it.
+    ``registered``: whether the cursor is stored; only ``unread`` and ``cursor`` read it.
     ``facts``: the version of the watched facts.
-    ``state``: the state of the cursor; only ``unread`` reads it.
+    ``state``: the state of the cursor; only ``unread`` and ``cursor`` read it.
     """
 
     position: int

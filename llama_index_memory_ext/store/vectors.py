@@ -33,31 +33,25 @@ class KeptVectors:
 
     A vector is a pair: the digest of the text, and the bytes. Its id is the id of the
     fact, or of the first row of the message.
+
+    ``owner``: the user of the facts, or the session of the messages.
+    ``epoch``: None for facts.
     """
 
     database: Database
-    namespace: str
+    owner: str
     model: str
-    session_id: str | None = None
-    epoch: int = 0
+    epoch: int | None = None
 
-    @classmethod
-    def of_messages(
-        cls, database: Database, session_id: str, epoch: int, model: str
-    ) -> KeptVectors:
-        """Return the vectors of the messages of a session in an epoch."""
-        namespace = vectors_namespace(session_id)
-        return cls(database, namespace, model, session_id, epoch)
+    @property
+    def namespace(self) -> str:
+        """The namespace of the vectors in the table."""
+        return self.owner if self.epoch is None else vectors_namespace(self.owner)
 
     @property
     def identity(self) -> tuple[str, ...]:
         """Equal for all objects of this process that store these vectors."""
         return (*self.database.identity, self.namespace, self.model)
-
-    @property
-    def owner(self) -> str:
-        """The session of the messages, or the user of the facts."""
-        return self.namespace if self.session_id is None else self.session_id
 
     async def read(self, ids: Sequence[str]) -> dict[str, tuple[str, bytes]]:
         """Return the digest and the vector of each of these facts that has a vector."""
@@ -88,15 +82,15 @@ class KeptVectors:
             return True
         # The transaction locks the facts or the messages, so that no vector outlives
         # them.
-        kind = "users" if self.session_id is None else "sessions"
+        kind = "users" if self.epoch is None else "sessions"
         locks: Any = {kind: [self.owner]}
         return await self.database.run(self._write, vectors, **locks)
 
     def _write(self, tx: Transaction, vectors: Mapping[str, tuple[str, bytes]]) -> bool:
         ids = list(vectors)
-        if self.session_id is None:
+        if self.epoch is None:
             ids = tx.scalars(_SELECT_FACT_IDS, namespace=self.namespace, ids=ids)
-        elif not is_current(tx, self.session_id, self.epoch):
+        elif not is_current(tx, self.owner, self.epoch):
             tx.rollback()
             return False
         if not ids:

@@ -1,4 +1,4 @@
-"""Writes messages into sessions, makes the users who write them owners, and offers both as ``Log`` and ``Owners``."""
+"""Writes messages into sessions, makes the users who write them owners, and offers both as ``Log``."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ def _speakers_in(
 
 
 class Log:
-    """The log of a store. The rows of a session are written and archived in the order of their ids."""
+    """The log of a store, and the owners of its sessions. Rows are written and archived in the order of their ids."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -255,14 +255,7 @@ class Log:
     delete_oldest = writes_session(delete_oldest)
     archive_oldest = writes_session(archive_oldest)
 
-
-class Owners:
-    """The owners of the sessions of a store."""
-
-    def __init__(self, database: Database) -> None:
-        self.database = database
-
-    check = reads(check_owner)
+    check_owner = reads(check_owner)
     claim = writes_session(claim_again)
     users_of_session = reads(users_of_session)
     branch = writes_session(branch_session)

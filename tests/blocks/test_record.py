@@ -236,7 +236,7 @@ async def test_a_cut_that_cannot_be_stored_is_shown(database_uri: str) -> None:
         locker.execute("ROLLBACK")
     assert locked[-1] == ("user", "question 39")
     await shown(block)
-    assert (await store.readers.state("chat", block.name)).position
+    assert (await store.readers.cursor("chat", block.name)).position
     await store.aclose()
 
 

@@ -200,8 +200,8 @@ async def test_a_session_is_taken_over_by_a_user_who_has_read_it_before(
     await store.log.append(
         "chat", [user("Two.")], len, access=SessionAccess("ann"), readers=[reader]
     )
-    assert (await store.readers.state("chat", reader)).position == row_id
-    assert await store.owners.users_of_session("chat") == ["ann"]
+    assert (await store.readers.cursor("chat", reader)).position == row_id
+    assert await store.log.users_of_session("chat") == ["ann"]
 
 
 # ---- a session of several ------------------------------------------------------------------------------------

@@ -236,7 +236,7 @@ async def test_a_deleted_or_edited_message_disappears_at_once_in_every_process(
     for each in (memory, other, open_on()):
         prompt = await ask(each)
         assert "Esmeralda" not in prompt
-    state = await memory.sql_store.readers.state("chat", "condensed_memory")
+    state = await memory.sql_store.readers.cursor("chat", "condensed_memory")
     assert "Esmeralda" not in str(state)
 
 
@@ -248,10 +248,10 @@ async def test_the_other_sticky_messages_stay(open_on: Open) -> None:
     for _ in range(2):
         await put_other_words(memory)
         await ask(memory)
-    before = await memory.sql_store.readers.state("chat", "condensed_memory")
+    before = await memory.sql_store.readers.cursor("chat", "condensed_memory")
     rows = await memory.sql_store.readers.find("chat", [ARCHIVED])
     await memory.sql_store.delete_message("chat", rows[0].id)
-    after = await memory.sql_store.readers.state("chat", "condensed_memory")
+    after = await memory.sql_store.readers.cursor("chat", "condensed_memory")
     assert after.position == before.position
     for each in (memory, open_on()):
         prompt = sticky(await ask(each))
@@ -285,7 +285,7 @@ async def test_a_temporary_memory_has_them_and_stores_nothing(
 
 async def test_the_stored_choice_has_no_words(open_on: Open) -> None:
     memory = await with_sticky_boat(open_on())
-    state = await memory.sql_store.readers.state("chat", "condensed_memory")
+    state = await memory.sql_store.readers.cursor("chat", "condensed_memory")
     rows = await memory.sql_store.readers.find("chat", [ARCHIVED])
     ids = [entry[0] for entry in state.state["rows"]]
     assert rows[0].id in ids
@@ -323,7 +323,7 @@ async def test_without_them_nothing_is_stored_and_the_record_has_the_room(
         prompt = await ask(memory)
         assert BOAT in recalled(prompt)
         assert sticky(prompt) == ""
-    cursor = await memory.sql_store.readers.state("chat", "condensed_memory")
+    cursor = await memory.sql_store.readers.cursor("chat", "condensed_memory")
     assert cursor.position
     assert cursor.state is None
     window = memory.condensed_block.window("chat")
@@ -395,7 +395,7 @@ async def test_a_program_that_dies_at_a_cut_has_stored_all_or_nothing(
         run = run_forked(program, folder=tmp_path)
         assert run.returncode == 9, run.stderr
         async with CondensedMemory.from_defaults("chat", **options) as memory:
-            cursor = await memory.sql_store.readers.state("chat", "condensed_memory")
+            cursor = await memory.sql_store.readers.cursor("chat", "condensed_memory")
             assert bool(cursor.state) == (when == "behind")
             prompt = sent_text(await memory.aget(QUESTION))
             assert prompt.count(BOAT) == 1

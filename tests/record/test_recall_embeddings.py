@@ -228,7 +228,7 @@ async def test_a_vector_that_comes_after_its_message_was_deleted_is_not_kept(
     """Even if another message has its number by now."""
     await store.add_message("chat", user("one"), MessageStatus.ARCHIVED)
     page = await store.readers.unread("chat", "")
-    vectors = KeptVectors.of_messages(store.database, "chat", page.epoch, "a model")
+    vectors = KeptVectors(store.database, "chat", "a model", page.epoch)
     assert await vectors.write({str(page.rows[0].id): ("", b"1")})
     assert await stored(store) == {page.rows[0].id}
     await store.delete_messages("chat")

@@ -14,7 +14,7 @@ from llama_index_memory_ext.store.encryption import Cipher
 from llama_index_memory_ext.store.rows import SessionAccess
 from llama_index_memory_ext.store.vectors import KeptVectors
 from tests.conversation import assistant, calling, record, result, sent_text, user
-from tests.databases import OpenStore, ask
+from tests.databases import OpenStore, ask, stored_cursor
 from tests.scripted_models import StartModel
 from tests.store.test_encryption import CANARIES, learner
 
@@ -257,16 +257,16 @@ async def test_damaged_states_and_vectors_are_made_again(
         uri,
         'UPDATE llama_index_memory_embeddings SET digest = \'{"$encrypted": "AAAA"}\'',
     )
-    assert await store.readers.state("chat", "r") == (row_id, None)
+    assert await stored_cursor(store, "chat", "r") == (row_id, None)
     assert "The state of 'r' in session 'chat'" in caplog.text
     assert await vectors.read([fact.id]) == {}
     await vectors.write({fact.id: ("digest", b"new")})
     assert await vectors.read([fact.id]) == {fact.id: ("digest", b"new")}
     await memory.abranch("copy")
     copied = (await store.readers.find("copy"))[1]
-    assert await store.readers.state("copy", "r") == (copied.id, None)
+    assert await stored_cursor(store, "copy", "r") == (copied.id, None)
     await store.delete_message("chat", first)
-    assert await store.readers.state("chat", "r") == (0, None)
+    assert await stored_cursor(store, "chat", "r") == (0, None)
 
 
 async def test_damaged_rows_can_be_forgotten_and_retained(

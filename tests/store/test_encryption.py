@@ -597,11 +597,11 @@ async def test_a_background_job_does_not_pass_rows_that_it_cannot_read(
     await both.aencrypt(vacuum=False)
     with pytest.raises(EncryptionError):
         await memory.aflush()
-    assert (await both.readers.state("chat", reader)).position == 0
+    assert (await both.readers.cursor("chat", reader)).position == 0
     assert server.bodies == []
     memory = memory_on(both, llm=llm, extract_facts=True)
     await memory.aflush()
     assert [fact.content for fact in await memory.facts.alist()] == [
         f"Likes {CANARIES[20]}"
     ]
-    assert (await both.readers.state("chat", reader)).position > 0
+    assert (await both.readers.cursor("chat", reader)).position > 0

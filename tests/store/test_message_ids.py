@@ -93,10 +93,10 @@ async def test_an_id_is_not_that_of_the_next_message_after_the_plain_host_has_de
         await host.delete_messages("chat")
         await host.add_message("chat", user("secret"))
     with pytest.raises(StoreError, match="Nothing was copied"):
-        await store.owners.branch("chat", "copy", SessionAccess(), "a", with_end=True)
+        await store.log.branch("chat", "copy", SessionAccess(), "a", with_end=True)
     await store.add_message("chat", known("a", "one"))
     assert await said(store) == ["secret", "one"]
-    await store.owners.branch("chat", "copy", SessionAccess(), "a", with_end=False)
+    await store.log.branch("chat", "copy", SessionAccess(), "a", with_end=False)
     assert await said(store, "copy") == ["secret"]
 
 

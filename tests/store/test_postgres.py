@@ -93,7 +93,7 @@ async def main(uri, api_base, name, killed_at):
             await memory.aput(ChatMessage(role="user", content=f"I like {what}. I use {name}{i}."))
             await memory.aget()
             await memory.aput(ChatMessage(role="assistant", content=f"So {name}{i} it is."))
-        print((await memory.sql_store.readers.state("chat", "condensed_memory"))[0], flush=True)
+        print((await memory.sql_store.readers.cursor("chat", "condensed_memory")).position, flush=True)
     await memory.aclose()
     await engine.dispose()
 

@@ -13,7 +13,7 @@ from llama_index_memory_ext import MemoryStore
 from llama_index_memory_ext.store.rows import LogRow
 from llama_index_memory_ext.store.vectors import KeptVectors
 from tests.conversation import assistant, calling, result, user
-from tests.databases import host_on
+from tests.databases import host_on, stored_cursor
 
 TALK = [user("one"), assistant("two"), user("three"), assistant("four")]
 
@@ -127,12 +127,12 @@ async def test_what_was_made_of_all_rows_is_void_when_one_of_them_is_deleted(
     await leave_behind(store, 3, {"summary": "They counted."})
     ids = [row.id for row in await rows_of(store)]
     await store.delete_message("chat", ids[3])
-    assert await store.readers.state("chat", "reader") == (
+    assert await stored_cursor(store, "chat", "reader") == (
         ids[2],
         {"summary": "They counted."},
     )
     await store.delete_message("chat", ids[0])
-    assert await store.readers.state("chat", "reader") == (0, None)
+    assert await stored_cursor(store, "chat", "reader") == (0, None)
 
 
 async def test_what_a_reader_notes_of_single_rows_is_kept_for_those_that_are_left(
@@ -145,12 +145,12 @@ async def test_what_a_reader_notes_of_single_rows_is_kept_for_those_that_are_lef
     for gone in (ids[0], ids[3]):
         await store.delete_message("chat", gone)
     left = {"tries": 1, "rows": [[ids[6], ids[7], "z"]]}
-    assert await store.readers.state("chat", "reader") == (ids[7], left)
+    assert await stored_cursor(store, "chat", "reader") == (ids[7], left)
     await store.delete_message("chat", ids[7])
     left = {"tries": 1, "rows": []}
-    assert await store.readers.state("chat", "reader") == (ids[6], left)
+    assert await stored_cursor(store, "chat", "reader") == (ids[6], left)
     await store.delete_messages("chat")
-    assert await store.readers.state("chat", "reader") == (0, None)
+    assert await stored_cursor(store, "chat", "reader") == (0, None)
 
 
 async def test_messages_that_stay_keep_their_vectors(store: MemoryStore) -> None:
@@ -164,13 +164,13 @@ async def test_messages_that_stay_keep_their_vectors(store: MemoryStore) -> None
     await store.log.append("chat", talk, len)
     page = await store.readers.unread("chat", "", with_active=True)
     ids = [str(row.id) for row in page.rows]
-    await KeptVectors.of_messages(store.database, "chat", page.epoch, "m").write(
+    await KeptVectors(store.database, "chat", "m", page.epoch).write(
         dict.fromkeys(ids[:2], ("d", b"v"))
     )
     await store.log.append("chat", talk[:3], len, replace=True)
     epoch = (await store.readers.unread("chat", "")).epoch
     assert epoch != page.epoch
-    vectors = KeptVectors.of_messages(store.database, "chat", epoch, "m")
+    vectors = KeptVectors(store.database, "chat", "m", epoch)
     assert sorted(await vectors.read(ids)) == sorted(ids[:2])
     await store.log.append("chat", talk[:2], len, replace=True)
     assert sorted(await vectors.read(ids)) == ids[:1]

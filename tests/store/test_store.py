@@ -27,7 +27,7 @@ from llama_index_memory_ext.store.schema import TABLES
 from llama_index_memory_ext.store.transaction import Transaction
 from llama_index_memory_ext.store.vectors import KeptVectors
 from tests.conversation import assistant, user
-from tests.databases import OpenStore, host_on
+from tests.databases import OpenStore, host_on, stored_cursor
 
 
 def said(messages: list[ChatMessage]) -> list[str | None]:
@@ -148,7 +148,7 @@ async def test_a_reader_moves_in_a_log_that_only_the_host_has_written(
     place = {"epoch": page.epoch, "old": page.position, "new": page.rows[-1].id}
     assert page.epoch == 0
     assert await store.readers.move("chat", "reader", **place)
-    assert await store.readers.state("chat", "reader") == (place["new"], None)
+    assert await stored_cursor(store, "chat", "reader") == (place["new"], None)
 
 
 async def test_a_reader_goes_on_behind_a_cursor_that_another_process_has_moved(
@@ -174,7 +174,7 @@ async def test_a_moved_cursor_hides_what_is_behind_it_from_its_reader_only(
         await store.readers.page("chat", "reader", ReadPosition(), limit=10),
         store.readers.move,
     )
-    assert await store.readers.state("chat", "reader") == (0, None)
+    assert await stored_cursor(store, "chat", "reader") == (0, None)
     ids, states = (
         [row.id for row in page.rows],
         [{"summary": "They said \u65e5\u672c \U0001f600."}, {"summary": "x"}],
@@ -185,10 +185,10 @@ async def test_a_moved_cursor_hides_what_is_behind_it_from_its_reader_only(
     ]
     moved = (await asyncio.gather(*moves)).index(True)
     assert await read(store) == ["two", "three"][moved:]
-    assert await store.readers.state("chat", "reader") == (ids[moved], states[moved])
+    assert await stored_cursor(store, "chat", "reader") == (ids[moved], states[moved])
     assert (
-        await store.readers.state("chat", "another")
-        == await store.readers.state("other", "reader")
+        await stored_cursor(store, "chat", "another")
+        == await stored_cursor(store, "other", "reader")
         == (0, None)
     )
     assert (
@@ -200,9 +200,9 @@ async def test_a_moved_cursor_hides_what_is_behind_it_from_its_reader_only(
     assert await move(
         "chat", "reader", epoch=page.epoch, old=ids[moved], new=ids[moved]
     )
-    assert await store.readers.state("chat", "reader") == (ids[moved], None)
+    assert await stored_cursor(store, "chat", "reader") == (ids[moved], None)
     await store.delete_messages("chat")
-    assert await store.readers.state("chat", "reader") == (0, None)
+    assert await stored_cursor(store, "chat", "reader") == (0, None)
 
 
 async def test_a_copy_has_the_state_of_a_reader_that_has_read_nothing_behind_its_end(
@@ -221,8 +221,8 @@ async def test_a_copy_has_the_state_of_a_reader_that_has_read_nothing_behind_its
     )
     for end, copied in ((0, None), (1, state)):
         name = f"until {end}"
-        await store.owners.branch("chat", name, SessionAccess(), end, with_end=True)
-        cursor = await store.readers.state(name, "reader")
+        await store.log.branch("chat", name, SessionAccess(), end, with_end=True)
+        cursor = await stored_cursor(store, name, "reader")
         rows = await store.readers.find(name)
         assert cursor == (rows[-1].id if copied else 0, copied)
 
@@ -415,13 +415,11 @@ async def test_what_finds_a_session_deleted_does_not_make_it_again(
     await store.add_messages("gone", [])
     await store.log.append("gone", [], len)
     ann = SessionAccess("ann")
-    await store.owners.claim("gone", ann, readers=["facts"], epoch=1)
+    await store.log.claim("gone", ann, readers=["facts"], epoch=1)
     await store.database.run(
         retain_messages, "gone", 1, 1, unread=True, sessions=["gone"]
     )
-    await KeptVectors.of_messages(store.database, "gone", 1, "m").write(
-        {"1": ("", b"")}
-    )
+    await KeptVectors(store.database, "gone", "m", 1).write({"1": ("", b"")})
     await KeptVectors(store.database, "gone", "m").write({"1": ("", b"")})
 
     def count(tx: Transaction) -> list[int]:
