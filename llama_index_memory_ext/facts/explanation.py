@@ -150,7 +150,7 @@ def explain(ranking: Ranking, most: int | None = None) -> Explanation:
     limit = ranking.surroundings.limit
     ranked = list(ranking.best_first())
     reasons = dict.fromkeys(
-        ranking.surroundings.stated, "left out: its message is in the record"
+        ranking.surroundings.stated, "left out: its message is in the prompt"
     )
     for entry in ranking.concerning():
         reasons[entry.fact.id] = "left out: no room"

@@ -179,7 +179,7 @@ async def test_facts_of_shown_messages_are_left_out(open_memory: OpenMemory) -> 
         explained.fact.content: explained.why
         for explained in (await memory.facts_block.aexplain("What do I play?")).facts
     }
-    assert rows["Plays chess"] == "left out: its message is in the record"
+    assert rows["Plays chess"] == "left out: its message is in the prompt"
     after = await ask_until_cut(memory)
     assert "Plays chess" in contents(PROFILE, after)
 
