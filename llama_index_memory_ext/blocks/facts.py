@@ -247,6 +247,9 @@ class RelevantFactsBlock(LearningBlock):
         unread: Sequence[LogRow],
     ) -> FactsForPrompt:
         """Return the facts for a question, and the unread messages behind them."""
+        if not (user_facts.facts or unread):
+            self._prompts.put(session_id, _LastPrompt(question, record))
+            return FactsForPrompt()
         # Another memory of the user may read newer facts meanwhile.
         version = user_facts.version
         showable = await user_facts.showable_for(question.text)
@@ -270,10 +273,9 @@ class RelevantFactsBlock(LearningBlock):
             *question.context,
         )
         last = self._last_prompt(session_id)
-        facts = FactsForPrompt()
         if last.key == key:
             facts = last.facts
-        elif user_facts.facts:
+        else:
             # Vectors that are missing now may be there for the next call.
             if not await showable.prepare([question.text, *question.context]):
                 key = ()
