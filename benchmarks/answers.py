@@ -19,6 +19,9 @@ the local e5.
 
 Two memories are asked once more with a system prompt that forbids guessing ("without guessing").
 
+LlamaIndex's vector block and its buffer that summarizes take longest, and are measured only by their names:
+``--only=VectorMemoryBlock,ChatSummaryMemoryBuffer``. Their results are in ``answers_slow``.
+
 Each wrong answer is printed with what was wrong: the prompt does not have the value ("not recalled"), the answer says
 that it is not known although the prompt has the value ("overlooked"), or it has another value ("not understood").
 """
@@ -83,6 +86,8 @@ WITHOUT_FACTS = "CondensedMemory without facts"
 ADDED_FACTS = "CondensedMemory with added facts"
 LEARNING = "CondensedMemory that learns"
 LEARN = (LEARNING, FACTS, SUMMARY_BUFFER)
+# They have results of their own, which no change of this package makes old.
+SLOW = (VECTORS, SUMMARY_BUFFER)
 HOST_NO_GUESSING = f"{HOST} without guessing"
 OURS_NO_GUESSING = f"{WITHOUT_FACTS} without guessing"
 NOT_RECALLED, OVERLOOKED, NOT_UNDERSTOOD = (
@@ -344,15 +349,22 @@ def costs_of(of: str, talks: Sequence[Talk], llm: AskedModel) -> list[Measure]:
     ]
 
 
-async def measure(llm: AskedModel) -> list[Measure]:
-    """Measure the memories and lengths of the command."""
+def memories_of_command() -> list[str]:
+    """Return the memories that the command names, or else all but the slow ones."""
+    names = option("only")
+    if names:
+        return names.split(",")
+    return [name for name in SYSTEMS if name not in SLOW]
+
+
+async def measure(llm: AskedModel, memories: Sequence[str]) -> list[Measure]:
+    """Measure these memories with the lengths of the command."""
     lines = []
     for size, names in SIZES.items():
         if option("size", str(size)) != str(size):
             continue
         for name in names:
-            is_asked_for = name in (option("only") or name).split(",")
-            if is_asked_for and (name != VECTORS or has_e5()):
+            if name in memories and (name != VECTORS or has_e5()):
                 lines += await measure_memory(name, size, llm)
     return lines
 
@@ -375,7 +387,9 @@ def main() -> int:
     llm = asked_model("answers")
     if llm is None:
         return NOT_MEASURED
-    return publish("answers", asyncio.run(measure(llm)), [])
+    memories = memories_of_command()
+    result = "answers_slow" if set(memories) <= set(SLOW) else "answers"
+    return publish(result, asyncio.run(measure(llm, memories)), [])
 
 
 if __name__ == "__main__":

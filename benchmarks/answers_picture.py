@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from benchmarks.evidence_picture import Point, draw_points
 from benchmarks.measured import RESULTS
@@ -22,6 +23,7 @@ POINTS = {
     "CondensedMemory with added facts, 600 tokens": "added facts",
     "CondensedMemory without facts, 600 tokens": "no facts",
     "CondensedMemory without facts, 1,500 tokens": "no facts",
+    "VectorMemoryBlock, 600 tokens": "vector block",
     "LlamaIndex's Memory, 600 tokens": "Memory",
     "LlamaIndex's Memory, 1,500 tokens": "Memory",
 }
@@ -29,8 +31,10 @@ POINTS = {
 
 def draw(results: Path = RESULTS) -> str:
     """Return the picture as SVG: a point for each memory and length that was measured."""
-    result = json.loads((results / "answers.json").read_text(encoding="utf-8"))
-    lines = {line["what"]: line for line in result["measures"]}
+    lines: dict[str, dict[str, Any]] = {}
+    for file in ("answers_slow.json", "answers.json"):
+        result = json.loads((results / file).read_text(encoding="utf-8"))
+        lines.update((line["what"], line) for line in result["measures"])
     model = result["command"].partition("--model=")[2].split()[0]
     points = []
     for name, label in POINTS.items():

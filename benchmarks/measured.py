@@ -71,6 +71,8 @@ _TURN = (
 MEASURES: dict[str, tuple[str, ...]] = {
     "answers": (*_PROMPT, *_RECALL, "facts/ranking.py"),
     "answers_locomo": (*_PROMPT, *_RECALL),
+    # LlamaIndex's memories alone.
+    "answers_slow": (),
     "background_calls": (
         "blocks/facts.py",
         "learning/prompt.py",

@@ -92,11 +92,15 @@ ANSWERING = {
     "CondensedMemory with added facts, 600 tokens": "`CondensedMemory`, facts added by a program",
     "CondensedMemory that learns, 600 tokens": "`CondensedMemory` by default (two conversations)",
     "FactExtractionMemoryBlock, 600 tokens": "`Memory` with `FactExtractionMemoryBlock` (the same two)",
+    "VectorMemoryBlock, 600 tokens": "`Memory` with `VectorMemoryBlock`",
+    "ChatSummaryMemoryBuffer, 600 tokens": "`ChatSummaryMemoryBuffer` (the same two)",
     "LlamaIndex's Memory, 1,500 tokens": "LlamaIndex's `Memory`, longer prompts",
     "CondensedMemory without facts, 1,500 tokens": "`CondensedMemory` without facts, longer prompts",
     "LlamaIndex's Memory without guessing, 600 tokens": "LlamaIndex's `Memory`, [told not to guess](local-models.md#what-if-a-model-guesses)",
     "CondensedMemory without facts without guessing, 600 tokens": "`CondensedMemory` without facts, told not to guess",
 }
+# They have results of their own.
+SLOW = ("VectorMemoryBlock", "ChatSummaryMemoryBuffer")
 ANSWER_COLUMNS = (
     ("right answers", "right answers", "of"),
     ("right answers, changed fact", "to changed facts", "of"),
@@ -108,7 +112,8 @@ ANSWER_COLUMNS = (
 LOCOMO_ANSWERS = """\
 For each conversation, learning sent {answers|CondensedMemory that learns, 600 tokens: learning, sent|,.0f} tokens and received {answers|CondensedMemory that learns, 600 tokens: learning, received|,.0f} with
 `CondensedMemory`, and {answers|FactExtractionMemoryBlock, 600 tokens: learning, sent|,.0f} and {answers|FactExtractionMemoryBlock, 600 tokens: learning, received|,.0f} with the block.
-The block's prompts are shorter, because this model learns fewer facts than the stand-in that set the block's limit.
+The prompts of this block and of the summary buffer are shorter, because this model learns and summarizes less than the
+stand-in that set their limits.
 
 The same model answered 30 questions about the beginnings of five conversations of LoCoMo, which people wrote
 (`answers_locomo`, judged by words of the evidence). The evidence had left the list of messages. Right answers: {answers_locomo|CondensedMemory without facts: right answers|of} with
@@ -129,7 +134,10 @@ def _answers() -> str:
     heads = [head for _, head, _ in ANSWER_COLUMNS]
     lines = [f"| | {' | '.join(heads)} |", "|" + "---|" * (1 + len(heads))]
     for name, label in ANSWERING.items():
-        cells = [f"{{answers|{name}: {what}|{how}}}" for what, _, how in ANSWER_COLUMNS]
+        result = "answers_slow" if name.startswith(SLOW) else "answers"
+        cells = [
+            f"{{{result}|{name}: {what}|{how}}}" for what, _, how in ANSWER_COLUMNS
+        ]
         lines.append(f"| {label} | {' | '.join(cells)} |")
     return "\n" + "\n".join([*lines, "", LOCOMO_ANSWERS])
 
@@ -192,7 +200,7 @@ def _older_than_the_code(*names: str) -> str:
 READ_FIRST = """
 | | LlamaIndex `Memory` | `CondensedMemory` |
 |---|---|---|
-| right answers to questions about earlier messages, which are no longer in the list (Qwen2.5-Coder-1.5B-Instruct; prompts of {answers|LlamaIndex's Memory, 600 tokens: a prompt|.0f} and {answers|CondensedMemory without facts, 600 tokens: a prompt|.0f} tokens) | {answers|LlamaIndex's Memory, 600 tokens: right answers|of} | **{answers|CondensedMemory without facts, 600 tokens: right answers|of}** without facts, **{answers|CondensedMemory with added facts, 600 tokens: right answers|.0f}** with facts that a program adds; with facts that this model learns, {answers|CondensedMemory that learns, 600 tokens: right answers|of} |
+| right answers to questions about earlier messages, which are no longer in the list (Qwen2.5-Coder-1.5B-Instruct; prompts of {answers|LlamaIndex's Memory, 600 tokens: a prompt|.0f} and {answers|CondensedMemory without facts, 600 tokens: a prompt|.0f} tokens) | {answers|LlamaIndex's Memory, 600 tokens: right answers|of}; with `VectorMemoryBlock` {answers_slow|VectorMemoryBlock, 600 tokens: right answers|.0f} | **{answers|CondensedMemory without facts, 600 tokens: right answers|of}** without facts, **{answers|CondensedMemory with added facts, 600 tokens: right answers|.0f}** with facts that a program adds; with facts that this model learns, {answers|CondensedMemory that learns, 600 tokens: right answers|of} |
 | share of the needed messages that are in the prompt ({equal_room|questions|.0f} questions of [LoCoMo](https://github.com/snap-research/locomo), in {equal_room|tokens of a prompt with a question, LlamaIndex's Memory, as long when asked|,.0f} and {equal_room|tokens of a prompt with a question, with all defaults|,.0f} tokens) | {equal_room|mean over the questions, LlamaIndex's Memory, as long when asked|.0f} % | **{equal_room|mean over the questions, with all defaults|.0f} %** |
 | a message that has left the prompt | is lost, unless a memory block stores it | can come back when a question is about it |
 | facts are learned | from messages that no longer fit (the "waterfall") | from each turn, when they are needed |
