@@ -175,11 +175,17 @@ async def test_what_was_said_at_the_time_that_a_question_names_comes_first(
     ]
 
 
-async def test_a_question_is_also_about_what_was_said_last(
+async def test_a_short_question_is_also_about_what_was_said_last(
     memory: CondensedMemory,
 ) -> None:
+    """A long one says itself what it is about."""
     await say(memory, user("Caroline was here."), assistant("I see."))
     assert CAROLINE in recalled(await ask(memory, "And then?"))
+    await say(
+        memory, assistant("All right."), user("Caroline was here."), assistant("I see.")
+    )
+    question = "Which weather, interest, rain, storm, clouds, wind, snow or sun of today stays fine around here?"
+    assert CAROLINE not in recalled(await ask(memory, question))
 
 
 @pytest.mark.parametrize(
