@@ -136,6 +136,21 @@ async def test_each_page_shows_what_was_saved_of_its_own_user_and_what_was_not_a
     assert await contents(database_uri, "user1") == ["Lives in Oslo"]
 
 
+async def test_a_user_sees_what_is_known_with_what_was_said_last(
+    database_uri: str,
+) -> None:
+    """The turn is read for it: facts are learned when they are needed. Another user's page has nothing of it."""
+    with serve(model) as server, serving(database_uri, server, 1) as socket:
+        async with users(socket, 2) as (ann, bob):
+            await say_to(ann, "I live in Oslo.")
+            (fact,) = (await ann.get("/facts")).json()
+            assert (fact["content"], fact["quote"]) == (
+                "Lives in Oslo",
+                "I live in Oslo",
+            )
+            assert (await bob.get("/facts")).json() == []
+
+
 async def test_an_undo_takes_a_fact_back_for_good_and_undoes_its_correction(
     database_uri: str,
 ) -> None:
