@@ -366,7 +366,11 @@ async def test_the_recipe_of_a_spending_limit_stops_learning_and_counts_failed_c
     printed = (folder / "printed").read_text(encoding="utf-8").splitlines()
     monday, tuesday, wednesday = (int(line.split()[1]) for line in printed[:3])
     assert 0 < monday < 500 <= tuesday == wednesday
-    assert printed[-1] == "3 facts"
+    assert printed[4] == "3 facts"
+    *_, graz, failure, bern, _ = printed
+    assert failure == "Facts were not extracted ConnectionError"
+    assert graz.split()[1] == bern.split()[1]
+    assert int(bern.split()[1]) >= 500
     code = """
 import asyncio, spending_limit
 from llama_index.llms.openai import OpenAI
