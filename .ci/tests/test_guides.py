@@ -170,7 +170,7 @@ def function_of(page: str, name: str) -> Any:
 
 async def test_a_renamed_session_keeps_its_facts_as_they_are() -> None:
     """A deleted fact is not learned again, and an edited fact stays edited."""
-    rename = function_of("deleting-a-person.md", "rename")
+    rename = function_of("branching.md", "rename")
     store = MemoryStore()
     memory, renamed = (
         CondensedMemory.from_defaults(
@@ -190,6 +190,35 @@ async def test_a_renamed_session_keeps_its_facts_as_they_are() -> None:
     assert (fact.content, fact.session_id) == ("Lives in Bern", "renamed")
     (session,) = await store.sessions()
     assert (session.session_id, session.messages) == ("renamed", 4)
+    await store.aclose()
+
+
+async def test_a_copy_of_a_user_has_all_sessions_and_the_facts_of_all_agents() -> None:
+    """A shared session is whole, and another user's facts are left out."""
+    copy_of = function_of("deleting-a-person.md", "copy_of")
+    store = MemoryStore()
+    for session_id, user_id, shared in (
+        ("team", "ann", True),
+        ("team", "bob", True),
+        ("chat-17", "ann", False),
+    ):
+        memory = CondensedMemory.from_defaults(
+            session_id,
+            user_id=user_id,
+            shared=shared,
+            agent_id=None if shared else "travel",
+            chat_store=store,
+            extract_facts=False,
+        )
+        await memory.aput_messages([user(f"I am {user_id}."), assistant("Noted.")])
+        await memory.facts.aadd(f"{user_id} in {session_id}")
+    sessions, facts = await copy_of(store, "ann")
+    assert {name: len(json.loads(text)) for name, text in sessions.items()} == {
+        "team": 4,
+        "chat-17": 2,
+    }
+    contents = {json.loads(line).get("content") for line in facts.splitlines()}
+    assert contents == {None, "ann in team", "ann in chat-17"}
     await store.aclose()
 
 
