@@ -211,8 +211,8 @@ READ_FIRST = """
 OLDER
 **When not to use it:**
 
-- **Cost is everything.** A provider's cache serves the conversation at about a tenth of the price. Recalled messages and facts for a question are new in each turn, so they cost the full price. By default, a turn costs WHOLE_PRICE times as much as with a `Memory` whose prompts are as long. Without facts it costs {cached_prefix_by_default|price relative to the plain list, R1, CondensedMemory, recall by default, 8,000|.1f} times as much, and without facts and recall {cached_prefix|price relative to the plain list, R1, CondensedMemory, 8,000|.2f} times ([prices in dollars](docs/cost.md)). Anthropic, Bedrock and OpenAI's GPT-5.6 or later cache nothing without [`cache_points`](docs/prompt-caches.md).
-- **Conversations are short and users never come back:** there is nothing to find again, and no fact to carry over.
+- **Cost is everything.** A provider's cache serves the conversation at about a tenth of the price. Recalled messages and facts for a question are new in each turn, so they are billed at the full price. By default, a turn costs WHOLE_PRICE times as much as with a `Memory` whose prompts are as long. Without facts it costs {cached_prefix_by_default|price relative to the plain list, R1, CondensedMemory, recall by default, 8,000|.1f} times as much, and without facts and recall {cached_prefix|price relative to the plain list, R1, CondensedMemory, 8,000|.2f} times ([prices in dollars](docs/cost.md)). Anthropic, Bedrock and OpenAI's GPT-5.6 or later cache nothing without [`cache_points`](docs/prompt-caches.md).
+- **Whole conversations fit into `token_limit`, and users never come back:** recall adds nothing, and no session uses a fact of another.
 - **You need proof with a large model.** The answers in the table come from one small model, and the conversations were generated in three languages. [All figures](docs/figures.md).
 """
 
