@@ -196,8 +196,6 @@ def _names(error: BaseException | None) -> set[str]:
     return {kind.__name__ for kind in type(error).__mro__}
 
 
-# The cause of a failed request: the words of the turns, their length, the model or its
-# server, or unknown.
 class WorkError(Exception):
     """The ``error`` of work in the background, with the tokens of the calls that led to it."""
 
@@ -210,6 +208,8 @@ class WorkError(Exception):
         self.completion_tokens = completion_tokens
 
 
+# The cause of a failed request: the words of the turns, their length, the model or its
+# server, or unknown.
 Blame: TypeAlias = Literal["turns", "length", "unknown", "model"]
 
 

@@ -65,8 +65,8 @@ def _not_blank(value: str) -> str:
 RetiredBy: TypeAlias = Literal[
     "change", "correction", "request", "hand", "limit", "rejected"
 ]
-# How the user said a fact. Facts of the last four kinds are not learned; a pending fact
-# that only ends another fact is "denied".
+# How the user said a fact. Learning writes "stated" and "past"; programs may write any.
+# A pending fact that only ends another fact is "denied".
 SaidAs: TypeAlias = Literal[
     "stated", "confirmed", "planned", "past", "asked", "supposed", "denied", "quoted"
 ]
@@ -194,7 +194,7 @@ class Fact(BaseModel):
         default="", description="The words of the user that state it, verbatim."
     )
     said_as: SaidAs | None = optional(
-        "stated, confirmed (a yes to the assistant), planned or past; None: unknown, as by hand."
+        "stated or past, if learned; a program may set any kind; None: unknown, as by hand."
     )
     source: Visible = Field(
         default="", description="The text around the quote; it also finds the fact."
@@ -210,7 +210,7 @@ class Fact(BaseModel):
     replaced_by: Text | None = optional("The id of the fact that is true instead.")
     retired_by: RetiredBy | None = optional(
         "change (it was true until then), correction (it never was), request (the user wants it "
-        "forgotten), hand, limit or rejected; None: retired by an earlier version."
+        "forgotten), hand, limit or rejected; None: the program gave no reason."
     )
     edited: bool = Field(
         default=False,

@@ -70,8 +70,8 @@ class MemoryRetriever(BaseRetriever):
     It serves a ``RetrieverQueryEngine`` and a ``RetrieverTool``. Facts are ranked as
     for the prompt, without retired facts; a question about the past also finds past
     facts. Messages are ranked as for recall, including messages in the prompt, and a
-    tool call comes with its results. The current turn is left out, so that a question
-    does not find itself.
+    tool call comes with its results. A current turn without an answer is left out, so
+    that a question does not find itself.
 
     The score is 0..1. The score of a fact is its score in the ranking; of a message,
     ``score = similarity_weight * similarity + confidence_weight``. Similarities are

@@ -124,8 +124,8 @@ class RelevantFactsBlock(LearningBlock):
     A model extracts facts from the log of a ``MemoryStore``, in the background. The
     facts belong to a ``user_id``, or to the session if there is none. They are ranked
     by similarity, confidence and recency. Recency is halved for each 40 newer facts, and
-    counts less for a short question (``rank``). For a question about a time, the facts of that
-    time are recent.
+    counts less while the question and the turns before it have under 15 terms. For a
+    question about a time, the facts of that time are recent.
 
     With an ``agent_id``, the block shows the facts that all agents of the user share
     and the facts of this agent. New facts are this agent's own, but a fact that
@@ -371,7 +371,8 @@ class RelevantFactsBlock(LearningBlock):
     ) -> Surroundings:
         """Return the profile, and the limits that it leaves for the facts for the question.
 
-        Without a record or a profile, only the limit of tokens is set.
+        Without a record, or with a profile limit of 0, only the limit is set. A
+        statement gets no facts beside the profile.
         """
         remaining = self._limit_within(PROFILE_NAME, self.profile_limit)
         if record is None or not remaining:

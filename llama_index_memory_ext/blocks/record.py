@@ -215,9 +215,10 @@ class CondensedMemoryBlock(LogBlock):
     @field_validator("sticky_token_limit")
     @classmethod
     def _check_limits(cls, value: int | None, info: ValidationInfo) -> int | None:
-        """Check all limits together, at the last of them; ``info`` has the fields before it.
+        """Check all limits together; ``info`` has the fields before this one.
 
-        A check of the whole block would put all fields into its error, the model too.
+        A field that ``_limits_of`` reads must stand before this one; else no limit is
+        checked. A check of the whole block would put all fields into its error, the model too.
         """
         # A field that is missing here has failed its own check.
         with suppress(KeyError):
@@ -300,7 +301,7 @@ class CondensedMemoryBlock(LogBlock):
         return self._search.reader.window(session_id)
 
     def index(self, session_id: str = DEFAULT_SESSION_ID) -> MessageIndex | None:
-        """Return the index of the messages of a session in this process; None if nothing was recalled."""
+        """Return the index of the messages of a session in this process; None if nothing was indexed."""
         return self._search.index(session_id)
 
     def used_tools(self, session_id: str = DEFAULT_SESSION_ID) -> bool:
@@ -352,14 +353,14 @@ class CondensedMemoryBlock(LogBlock):
 
         With an ``embed_model`` nearly every embedded message is similar; no search waits
         until messages are embedded. The search covers the whole log, including the
-        messages of the record, but not the active turn.
+        messages of the record, and an answered current turn.
         """
         return await self._search.search(
             session_id, question, most=most, message_limit=message_token_limit
         )
 
     async def ameasure(self, session_id: str = DEFAULT_SESSION_ID) -> RecordSize:
-        """Return the size of the record of a session now, without recalled messages. Nothing is cut for it."""
+        """Return the size of the record of a session now, without recalled messages. No cut is stored."""
         reader = self._search.reader
         window = await reader.read(session_id)
         if self.summarize:

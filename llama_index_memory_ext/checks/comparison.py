@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 # A statement says no more than the words if they have this share of its telling words.
 # Chosen on LoCoMo's conversations 1, 3 and 5; see docs/fact-checks.md.
 _LEAST_SAID = 0.75
-# The order of more words is not compared: a true report of a long clause often changes it.
+# The order of more words is not compared, except in Chinese and Japanese: a true report
+# of a long clause often changes it.
 _MOST_ORDERED = 4
 _NUMBER_OR_WORD = rf"[$€£¥]?\d+(?:[.,:]\d+)*|{TOKEN}"
 _THOUSANDS = r"[.,](?=\d{3}(?!\d))"
@@ -166,7 +167,7 @@ _said_words = lru_cache(maxsize=8)(_SaidWords)
 
 
 def _has_new_words(statement: str, words: str) -> bool:
-    """Return whether a statement has a clause without a said word, or too few said words."""
+    """Return whether a statement has a clause without a said word, or too few said words; True for Thai."""
     said_words = _said_words(words)
     all_said = []
     for clause in clauses_in(sentences_of(statement)):
@@ -175,7 +176,7 @@ def _has_new_words(statement: str, words: str) -> bool:
             return True
         all_said += are_said
     if not all_said and script_of(statement) == "other":
-        # Thai has no spaces, and each letter is a token.
+        # Thai has no spaces, so no word can be compared: the user's sentence is stored.
         return True
     return sum(all_said) < _LEAST_SAID * len(all_said)
 

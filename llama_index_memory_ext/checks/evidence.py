@@ -1,4 +1,4 @@
-"""Finds the evidence of a fact in a conversation: the place of its quote, its question and its days."""
+"""Finds the evidence of a fact in a conversation: the place of its quote, and the question that the user answers."""
 
 from __future__ import annotations
 
@@ -320,7 +320,7 @@ class Source:
         return None
 
     def is_the_assistants(self, content: str) -> bool:
-        """Return whether a content copies the assistant's words, and not mostly the user's."""
+        """Return whether a content copies the words of others, and not mostly the user's."""
         is_copy = any(_is_copy(content, line.text) for line in self.others_lines)
         telling = keywords(content)
         own = shared(telling, self.users_keywords)

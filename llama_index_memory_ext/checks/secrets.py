@@ -1,4 +1,4 @@
-"""Secrets in texts: keys by format, cards by digits, passwords and passports by name."""
+"""Finds secrets in texts: keys, cards and accounts by format, papers and passwords by name."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _LEFT_OUT = "[secret]"
 def holds_secret(text: str) -> bool:
     """Return whether a text holds a secret.
 
-    Secrets are keys, numbers of cards and accounts, passwords, PINs, and recovery
-    phrases.
+    Secrets are keys, passwords, PINs, recovery phrases, and numbers of cards, accounts
+    and papers.
 
     >>> holds_secret("My PIN is 4711"), holds_secret("Card 4111 1111 1111 1111"), holds_secret("The secret is patience")
     (True, True, False)

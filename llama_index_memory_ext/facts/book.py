@@ -125,7 +125,8 @@ class FactBook:
 
         They are ranked as the memory ranks them: with an ``embed_model`` nearly every
         fact has something in common. A question about the past finds past facts, too,
-        whose entries say ``past``. Pending facts are not found.
+        whose entries say ``past``; a book that was made without a memory finds none of
+        them. Pending facts are not found.
 
         Args:
             question: The text to search for.
@@ -286,7 +287,7 @@ class FactBook:
         )
 
     async def afind(self, content: str) -> Fact | None:
-        """Return the present, past or pending fact with the same content; None if there is none.
+        """Return the fact with the same content, unless it is retired or expired; None if there is none.
 
         Case, punctuation and spaces make no difference.
 

@@ -1,4 +1,4 @@
-"""Scores facts for a question, chooses facts within a token limit, and explains why."""
+"""Scores facts for a question, and chooses facts within a token limit."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ PROFILE_NAME = "user_profile"
 # Where a fact stands in a prompt.
 IN_PROFILE = "profile"
 FOR_QUESTION = "question"
-# The least share of the best similarity.
+# With ``min_similarity``, a fact needs this share of the best similarity.
 _STRICT_FLOOR = 0.6
 # A question and the turns before it continue a subject if they have 15 terms.
 _ONGOING_TERMS = 15
@@ -150,7 +150,7 @@ class RecordInPrompt:
     """The record of the prompt in which facts are shown.
 
     ``session_id``: the session of the record.
-    ``readers``: the cursors of the store that holds its log.
+    ``readers``: reads and moves the cursors of the store that holds its log.
     ``cursor``: the epoch of the session, and the position of the record's cursor.
     ``row_ids``: the messages that the record and the current turn have whole.
     ``shown_ids``: the messages that are whole in this prompt, recalled ones too.
@@ -167,7 +167,7 @@ class Surroundings(NamedTuple):
     """The other parts of a prompt, and the tokens that they leave for facts.
 
     ``profile``: the facts in front of the record, in their order.
-    ``stated``: the ids of facts whose messages are in the record.
+    ``stated``: the ids of facts whose messages are whole in the prompt.
     ``floor``: the share of the best similarity from which a fact concerns the question.
     ``limit``: the tokens for the facts beside the profile.
     ``room``: how many of these tokens the facts may use that do not concern the question.
@@ -181,7 +181,7 @@ class Surroundings(NamedTuple):
 
     @property
     def fact_ids(self) -> frozenset[str]:
-        """All facts that the prompt shows elsewhere."""
+        """The ids of the facts that the prompt shows elsewhere."""
         return self.stated.union(fact.id for fact in self.profile)
 
 
@@ -197,7 +197,7 @@ class ShowableFacts:
         lines: The lines of the facts in the prompt, by id.
         period: The time that the question asks for; None: no time.
         past_ids: The facts that were true before.
-        suppress_failures: Makes the context in which the ranker is called, and may fail.
+        suppress_failures: Makes the context that suppresses failures of the ranker.
     """
 
     def __init__(
@@ -245,7 +245,7 @@ class ShowableFacts:
 
     @property
     def pinned_ids(self) -> list[str]:
-        """The pinned facts, in the order in which they became known."""
+        """The ids of the pinned facts, in the order in which they became known."""
         return [self.ids[i] for i in self.first if self.facts[i].pinned]
 
     def profile(
@@ -256,8 +256,8 @@ class ShowableFacts:
     ) -> list[str]:
         """Return the ids of the facts for a profile: pinned facts, then the best by confidence and recency.
 
-        Facts whose messages the prompt shows are left out. The others fit into
-        ``limit`` tokens.
+        Facts whose messages the record or the current turn shows whole are left out.
+        The others fit into ``limit`` tokens.
         """
         shares = weights.shares()
         worth = shares.confidence * self.confidences + shares.recency * self.recencies

@@ -90,7 +90,7 @@ class UserFacts:
 
     @property
     def active(self) -> tuple[Fact, ...]:
-        """The facts that hold: neither retired, ended nor pending."""
+        """The present facts: neither retired, past, expired nor pending."""
         return self.present.facts
 
     @property

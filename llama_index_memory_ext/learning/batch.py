@@ -67,6 +67,7 @@ class Due(NamedTuple):
         return has_left or turns >= self.turns or tokens >= self.tokens
 
 
+# 0 turns: any unread message is due.
 ALL_UNREAD = Due()
 
 

@@ -208,7 +208,7 @@ def reject_unstated(candidate: Candidate, _: Source) -> Rejection | None:
 
 
 def reject_others(candidate: Candidate, source: Source) -> Rejection | None:
-    """Reject a fact about the assistant or an invented person, or about a person whom the words do not name."""
+    """Reject a fact about the listener, an invented person, or a person whom the words do not name."""
     place = candidate.place
     content = candidate.content
     sentences = sentences_at(place.text, place.span)
@@ -238,8 +238,8 @@ def reject_tools_words(candidate: Candidate, source: Source) -> Rejection | None
 def reject_addition(candidate: Candidate, source: Source) -> Rejection | None:
     """Reject a fact of a tool that says more than the user did: its agent can try again.
 
-    In scripts whose words are not stemmed, and in a translation, the user's sentence is
-    stored instead.
+    In scripts other than Latin, Chinese, Japanese and Korean, and in a translation, the
+    user's sentence is stored instead.
     """
     content = candidate.content
     words = source.words_at(candidate.place)

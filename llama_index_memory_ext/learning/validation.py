@@ -147,7 +147,7 @@ class _Validation:
 
     @cached_property
     def by_content(self) -> dict[str, Fact]:
-        """The known facts and the accepted facts, by their normalised contents."""
+        """The facts that hold or are pending, and the accepted facts, by their normalised contents."""
         return {
             duplicate_key(fact.content): fact
             for fact in reversed(self.source.stored_facts)
@@ -277,7 +277,7 @@ def why_retired(text: str) -> RetiredBy:
 
 
 def choose_wording(candidate: Candidate, source: Source) -> Candidate:
-    """Return a new fact without its questions, or in the user's words if it says more than the user did.
+    """Return the candidate with its statements alone, or with the user's sentence if they say more than the user did.
 
     The user's words are the sentence of the quote that is closest to the fact. A short
     answer is stored together with its question.

@@ -331,7 +331,7 @@ class CondensedMemory(MemoryFields):
                 moves into the record. The memory is then a user's message, followed
                 by a short answer.
             initial_token_count: Tokens of the limit that stay free.
-            block_kwargs: Passed on to each block.
+            block_kwargs: Passed on to each block of ``memory_blocks``.
         """
         question = await stored_question(self, input)
         await self.facts_block.aopen(
@@ -384,9 +384,10 @@ class CondensedMemory(MemoryFields):
     ) -> MemorySearchResult:
         """Return the user's facts and the session's messages that match a question, best first.
 
-        Facts are ranked as for the prompt, and messages as for recall. The current turn
-        is not searched. The result is empty for an empty question, and prints a line
-        for each entry. With an ``embed_model`` nearly every question has results.
+        Facts are ranked as for the prompt, and messages as for recall. A current turn
+        without an answer is not searched, so that a question does not find itself. The
+        result is empty for an empty question, and prints a line for each entry. With an
+        ``embed_model`` nearly every question has results.
 
         Args:
             question: The words to search for.

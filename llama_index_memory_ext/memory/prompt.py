@@ -99,6 +99,7 @@ async def _read_turn(memory: MemoryFields, question: ChatMessage | None) -> Turn
         follows = not await _is_in_log(memory, question)
     elif ends_with_answer(messages):
         follows = True
+        # All active messages leave.
         await write(memory, [], len)
         snapshot = await _read_snapshot(memory)
         messages = [row.message for row in snapshot.active]
@@ -172,7 +173,8 @@ async def _ask_blocks(
 ) -> dict[str, Any]:
     """Return the profile of the user, and the content of each memory block by its name.
 
-    The blocks are asked in the order of their priorities.
+    The highest priority is asked first. Of equal blocks the record is asked first,
+    because the facts leave out what it shows.
     """
     record = memory.condensed_block
     facts = memory.facts_block
@@ -343,7 +345,7 @@ def assemble(memory: MemoryFields, prompt: Prompt) -> list[ChatMessage]:
 
 
 def _goes_on(memory: MemoryFields, turn: list[ChatMessage]) -> bool:
-    """Return whether the model will be asked again in this turn, and keep the hash of its question.
+    """Keep the hash of the question; return whether the model is expected to be asked again in this turn.
 
     An agent asks again after each tool call, and may not put the results. An agent that
     used tools in the last turn is expected to use them again.

@@ -32,11 +32,12 @@ class MemoryStats(BaseModel):
     ``summarised``: messages of ``left`` that the running summary covers.
     ``record_tokens``: tokens of the record, without recalled messages.
     ``summary_tokens``: tokens of the summary in the record.
-    ``facts``: active facts of the user that the agent of this memory sees.
+    ``facts``: present facts of the user that the agent of this memory sees.
     ``retired``: retired facts, which are kept and not shown.
     ``pending``: messages not read for facts yet, active ones too; None: extraction is
     off.
-    ``failures``: the last failure of "facts", "summary" and "recall index".
+    ``failures``: the last failure of "facts", "summary", "recall index" and "recall
+    embeddings".
     ``rejections``: entries of the model's replies that were not stored, by reason.
     ``set_aside``: turns without facts: first row, last row, error.
     ``usage``: calls and tokens: "facts", "summary".

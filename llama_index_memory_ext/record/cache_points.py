@@ -68,8 +68,8 @@ def content_blocks(
 ) -> list[ContentBlock]:
     """Return a text block for each text of a record, with cache points at the newest marks.
 
-    Without cache points, no cache looks at blocks, and the record is one. The prompt
-    holds ``used_points`` already, and never more than four.
+    Without cache points, return the record as one block. The prompt holds
+    ``used_points`` already, and never more than four.
     """
     if not cache_points:
         return [TextBlock(text=record.text)]

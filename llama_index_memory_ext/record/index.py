@@ -105,7 +105,7 @@ class Fitting(NamedTuple):
 
     Attributes:
         messages: The messages to recall, the message with the most worth first.
-        record_rows: The first rows of messages in the record that match, too.
+        record_rows: The first rows of the best ten matching messages in the record.
     """
 
     messages: list[RankedMessage]
@@ -118,7 +118,8 @@ class _Matches(NamedTuple):
     Attributes:
         messages: All messages of the index.
         tokens: The tokens of each message when it is recalled.
-        similarity: The similarity of each message, at most 1.
+        similarity: The similarity of each message; 1 for the best, in ``fitting`` for
+            the best older than the record.
         order: The places of the best 1,000 messages that match, best first.
     """
 
@@ -136,7 +137,7 @@ class _Matches(NamedTuple):
         )
 
     def rows_from(self, start: int) -> frozenset[int]:
-        """Return the first rows of the best matching messages from this place on."""
+        """Return the first rows of the best ten matching messages from this place on."""
         places = self.order[self.order >= start][:_MOST_REPEATED].tolist()
         return frozenset(self.messages[place].row_ids[0] for place in places)
 
@@ -280,7 +281,7 @@ class MessageIndex:
         self.ranker.add(documents)
 
     def ranked(self, question: str) -> list[RankedMessage]:
-        """Return the best 1,000 messages that match a question, best first; [] without a word in common.
+        """Return the best 1,000 messages that match a question, best first; [] if no message is similar.
 
         The similarity of the best message is 1. Of equal messages the newest comes
         first.
@@ -327,7 +328,7 @@ class MessageIndex:
         budget: RecallBudget,
         message_limit: int,
     ) -> Fitting:
-        """Return the messages that match a question and fit a budget, with the headings of their days.
+        """Return the matching messages that fit a budget; the headings of their days count, too.
 
         The messages with the highest ``similarity / max(tokens, 100) ** 0.4`` come
         first. Each counts at most ``message_limit`` tokens. Messages from ``record_row``
@@ -408,7 +409,7 @@ class MessageIndex:
 
 
 def _is_indexed(row: LogRow) -> bool:
-    """Return whether a message with this first row is indexed: instructions and calls of a search are not."""
+    """Return whether a message with this first row is indexed: no instructions, calls of a search, or results."""
     names = {call.name for call in calls_of(row.message)}
     return not (
         row.is_result or row.role in INSTRUCTION_ROLES or names == {SEARCH_TOOL}

@@ -54,7 +54,8 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.text.limits import Limits
 
 _PAGE_ROWS = 64
-# When messages are recalled: if the user asks for something, always or never.
+# How much a text recalls. "asked": by the share of it that asks, at least a quarter.
+# "always": as much as a question. "never": nothing.
 RecallWhen: TypeAlias = Literal["asked", "always", "never"]
 
 
@@ -66,7 +67,7 @@ class RecordReader:
     last window and text of each session.
 
     Attributes:
-        room: The tokens inside the element ``name``.
+        room: The limit of the record without its element and two lines of days.
         limits: The limits of messages, except for their tokens: the messages share the
             room with the instructions, the summary and the recalled messages.
     """
@@ -103,7 +104,7 @@ class RecordReader:
     def render(
         self, session_id: str, window: Window, recalled: Section, matches: Iterable[Any]
     ) -> Section:
-        """Return the record with recalled messages; remember where its newest text block ends.
+        """Return the record with recalled messages; keep where the newest block of the last two records ended.
 
         ``matches``: the recalled messages; some of them may be sticky.
         """
@@ -132,7 +133,7 @@ class RecordReader:
         return Section(parts, self.tokens(window) + recalled.tokens, marks)
 
     def tokens(self, window: Window) -> int:
-        """Return the tokens of a window with the days around it."""
+        """Return the tokens of a window with its first heading and the line of today."""
         headings = self.today(window)
         if window.entries and window.entries[0].day:
             headings += DAY_HEADING.format(window.entries[0].day)
@@ -350,7 +351,7 @@ class RecordReader:
             send(event)
 
     async def _begin(self, session_id: str, page: LogPage) -> Window:
-        """Return a window with the first instructions and the stored summary, but no entries yet."""
+        """Return a window with the first instructions, the stored summary and sticky messages, but no entries yet."""
         # If another process moves the cursor meanwhile, the next read begins anew.
         first = await self.store.readers.unread(session_id, self.name, after=0, limit=1)
         room = self.room - self.recall_limit

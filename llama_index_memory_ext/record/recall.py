@@ -57,15 +57,16 @@ _ENOUGH_TERMS = 6
 # Of a longer question only the beginning is counted for ``_ENOUGH_TERMS``.
 _QUESTION_CHARACTERS = 2_000
 LONGEST_MESSAGE_TOKENS = 500
-# The share of the limit for one recalled message. Where it is less, a short message is
-# shown whole: with 600 tokens, that finds 41 points more on LoCoMo 2 and 4.
+# The share of the limit for one recalled message, but at least ``SHORT_TOKENS``: with a
+# limit of 600, that finds 41 points more on LoCoMo 2 and 4.
 _MESSAGE_SHARE = 0.25
 # A question may recall this multiple of the limit, if the record leaves the tokens free.
 _QUESTION_FACTOR = 1.4
 # A matching message of the record uses up this share of its tokens, of at most 100. So
 # a question about the record recalls less.
 _IN_RECORD_SHARE = 0.6
-# The share of the limit for a statement, without an embedding model.
+# The least share of the limit for a text, however little of it asks. With an embedding
+# model, a text gets all.
 _STATEMENT_SHARE = 0.25
 # The weight of the words of a statement, with an embedding model.
 _STATEMENT_WEIGHT = 0.25
@@ -117,7 +118,7 @@ class _ReadMatches(NamedTuple):
 
     @property
     def heat(self) -> dict[int, float]:
-        """The similarities of the whole messages of one row, by the row."""
+        """The heat that this recall adds: the similarity of each whole message of one row, by its row."""
         heat = {}
         for message, _ in self.messages:
             if message.is_whole and len(message.row_ids) == 1:
@@ -213,7 +214,8 @@ class MessageSearch:
     ) -> RecalledMessages:
         """Return the messages before the window that match the current question; empty for none.
 
-        They fit the budget of ``recall_budget``. After a restart, a long log is indexed
+        Changes that the user has told since are repeated with them. All fit the budget of
+        ``recall_budget``. After a restart, a long log is indexed
         in the background, and a question finds only its newest messages. A ``snapshot``
         of the session spares a query.
         """
@@ -461,9 +463,8 @@ def recall_budget(
 
     A question gets 1.4 times the ``limit``, if the record leaves so many tokens
     ``free``. With ``recall_when="always"`` nothing lowers the budget. Otherwise matching
-    messages of the record use up a part of it. Without an embedding model
-    (``by_meaning``) the share of sentences that ask for something, at least a quarter,
-    lowers it, too.
+    messages of the record use up a part of it. Unless the search is ``by_meaning``, the
+    share of sentences that ask, at least a quarter, lowers it, too.
     """
     most = limit
     if asks(question):
@@ -578,7 +579,7 @@ def _changed_section(
 
 
 def answered_rows(rows: Sequence[LogRow]) -> Sequence[LogRow]:
-    """Return the rows before the last question if it has no answer yet: a question must not find itself."""
+    """Return the rows without a last turn that has no answer yet: a question must not find itself."""
     if ends_with_answer([row.message for row in rows[-1:]]):
         return rows
     last_question = max(

@@ -34,7 +34,8 @@ class Window:
 
     Attributes:
         seen: The position up to which the log was read.
-        instructions: The first system or developer messages, if they stay.
+        instructions: The first message, if it is the system's or the developer's and
+            stays.
         summary: The running summary of ``summarised`` messages.
         element: The summary as the record shows it.
         sticky: The messages that were recalled most before the last cut, as the record
@@ -112,7 +113,7 @@ class Window:
 
     @cached_property
     def tokens(self) -> int:
-        """The tokens of the record without the element around it, its days and recalled messages."""
+        """The tokens of the record without its element, its first heading, the line of today, and recalled messages."""
         in_front = self.element.tokens + self.sticky.tokens
         return in_front + tokens_of(self.instructions) + tokens_of(self.entries)
 
@@ -126,9 +127,10 @@ class Window:
 
     @property
     def message_limit(self) -> int:
-        """The most tokens of a message, or of a call with its results: two thirds of the room after a cut, at least 25.
+        """The most tokens of a message, or of a call with its results.
 
-        It is the same with and without sticky messages, and so is a clipped message.
+        This is two thirds of the kept room, at most half of the room, at least 25. It is
+        the same with and without sticky messages, and so is a clipped message.
         """
         room = self.limits.tokens + self.sticky.tokens
         share = int(room * min(0.5, self.limits.keep_ratio / 1.5))

@@ -425,7 +425,11 @@ class MemoryStore(SQLAlchemyChatStore):
         return reader
 
     async def forget(self, key: str) -> dict[str, int]:
-        """Delete a session, with its embeddings and cursors; return the numbers of ``"messages"`` and ``"cursors"``."""
+        """Delete a session with its embeddings, cursors and owners; facts stay.
+
+        Return the numbers of ``"messages"`` and ``"cursors"``; the owners count as
+        cursors.
+        """
         counts = await self.database.run(forget_session, key, sessions=[key])
         self.cache.drop([key])
         return {kind: counts[kind] for kind in ("messages", "cursors")}

@@ -115,7 +115,7 @@ class DeletedUser(NamedTuple):
     def owns_words_of(self, namespace: str, row: Any, fact: Fact | None) -> bool:
         """Return whether a fact of another namespace is of the user's words, and is deleted with them.
 
-        It is if it is a copy of a fact of the user's words, or if the user said it. A
+        It is deleted if the user said it, or if it copies a fact of the user's words. A
         fact of an unknown speaker counts as the user's unless a user who stays owns it.
         ``row`` is the row of the ``fact``, which is None if it cannot be read.
         """

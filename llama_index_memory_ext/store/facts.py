@@ -221,8 +221,8 @@ def write_facts(
 ) -> bool:
     """Store facts; a fact with a stored id replaces the stored one.
 
-    With ``seen``, changes that were stored since stay. False, and nothing is stored, if
-    facts were deleted since.
+    With ``seen``, changes that were stored since stay. Store nothing and return False if
+    facts, or the messages of a user's first facts, were deleted since.
 
     Raises:
         FactError: The stored fact belongs to another agent.
@@ -309,7 +309,7 @@ def _merge(
     seen: FactChanges,
     view: AgentView,
 ) -> bool:
-    """Store extracted facts beside the facts that were stored meanwhile; False if facts were deleted."""
+    """Store facts beside the facts that were stored since ``seen``; False if facts were deleted since."""
     epoch = read_version(tx, namespace).epoch
     if seen.epoch not in (0, epoch):
         tx.rollback()

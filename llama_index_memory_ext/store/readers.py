@@ -1,4 +1,4 @@
-"""The readers of sessions: they read rows, and keep the cursors."""
+"""Reads the rows of sessions, and keeps the cursors of readers."""
 
 from __future__ import annotations
 

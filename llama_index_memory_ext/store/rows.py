@@ -73,7 +73,8 @@ class LogRow(NamedTuple):
     ``id``: grows in the order of writing.
     ``role``: the role in which readers take it; see ``is_code_output``.
     ``data``: the message as JSON.
-    ``timestamp``: the time of writing, in nanoseconds since 1970; 0 if not read.
+    ``timestamp``: the time of writing, in nanoseconds since 1970; 0 if it is unknown.
+    ``status``: whether it is active or in the log (`archived`).
     ``user_id``: the speaker in a session of several users, "" if unknown.
     ``is_damaged``: whether it cannot be read.
     """

@@ -54,7 +54,7 @@ class KeptVectors:
         return (*self.database.identity, self.namespace, self.model)
 
     async def read(self, ids: Sequence[str]) -> dict[str, tuple[str, bytes]]:
-        """Return the digest and the vector of each of these facts that has a vector."""
+        """Return the digest and the vector of each of these facts or messages that has a vector."""
         return await self.database.run(self._read, ids, writes=False)
 
     def _read(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 SCHEMA_VERSION = 7
-# Tables of an earlier version get what they lack, from this version on.
+# Older versions than this one are refused; later ones get what they lack.
 _OLDEST_VERSION = 7
 
 _SELECT_VERSION = "SELECT MAX(version) AS version FROM {schema}"
@@ -48,7 +48,7 @@ def supported_version_of(conn: Connection, tables: Tables) -> int | None:
 
 
 def create_missing(conn: Connection, tables: Tables) -> None:
-    """Create the tables, columns and indexes that do not exist, and note the version."""
+    """Create missing tables and indexes, and the column that LlamaIndex's table lacks; store the version."""
     # Another process may have created them since.
     if supported_version_of(conn, tables) == SCHEMA_VERSION:
         return

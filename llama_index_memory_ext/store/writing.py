@@ -1,4 +1,4 @@
-"""Writes messages into sessions, makes the users who write them owners, and offers both as ``Log``."""
+"""Writes messages into sessions with their owners; ``Log`` offers this, deletions, and copies of sessions."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def claim_again(
     readers: Sequence[str],
     epoch: int,
 ) -> None:
-    """As ``claim_session``, unless rows were deleted since ``epoch``. The user's access stays shared if it was."""
+    """Claim a session as ``claim_session`` does, unless rows were deleted since ``epoch``; shared access stays."""
     if not is_current(tx, key, epoch):
         tx.rollback()
         return

@@ -127,9 +127,10 @@ class Section:
     def without(self, tokens: int, counter: TokenCounter) -> Section:
         """Return the section without its least important parts, shorter by at least this number of tokens.
 
-        Recalled messages go first, then the messages of the record, the oldest first and
-        a call with its results. The summary, the instructions and the line of today
-        follow. Of facts, the last go first. The rest has no cache marks.
+        Recalled messages, changes and sticky messages go first. The messages of the record
+        follow, the oldest first and a call with its results, then the summary, the
+        instructions and the line of today. Of facts, the last go first. The rest has no
+        cache marks.
         """
         most_tokens = counter.count(self.text) - tokens
         while True:

@@ -106,7 +106,7 @@ def trim(
 
 
 def _complete_calls(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
-    """Return the messages without results that have no call, and without messages with calls that lack a result."""
+    """Return the messages without results that lack a call, and without messages whose calls lack a result."""
     complete = []
     for caller, *results in tool_call_groups(messages):
         if caller.role in RESULT_ROLES:

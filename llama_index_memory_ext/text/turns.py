@@ -32,7 +32,9 @@ _REACT = re.compile(
 
 
 class Utterance(NamedTuple):
-    """The spoken text of a message, with its role (user or assistant) and its row in the log.
+    """The spoken text of a message, with its role and its row in the log.
+
+    The role is user, assistant, a tool, or ``OTHER_ROLE`` for another user.
 
     ``row_id``: 0 for a message that is not in the log.
     ``speaker``: in a session of several users, the user whose turn it is.

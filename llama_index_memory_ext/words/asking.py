@@ -92,8 +92,8 @@ def is_statement(text: str) -> bool:
 def asking_share(text: str) -> float:
     """Return the share of a text in sentences that ask for something, 0..1; 0 for a statement.
 
-    A text that asks for nothing, but continues a subject, has 0.5. A text in a language
-    without rules has 1.
+    A text that asks for nothing, but continues a subject, has 0.5; in Chinese, Japanese,
+    Finnish and languages without rules, 1.
 
     >>> round(asking_share("I went for a walk. Where do I live?"), 2)
     0.46
