@@ -32,7 +32,7 @@ POINTS = {
 def draw(results: Path = RESULTS) -> str:
     """Return the picture as SVG: a point for each memory and length that was measured."""
     lines: dict[str, dict[str, Any]] = {}
-    for file in ("answers_slow.json", "answers.json"):
+    for file in ("answers_slow.json", "answers_host.json", "answers.json"):
         result = json.loads((results / file).read_text(encoding="utf-8"))
         lines.update((line["what"], line) for line in result["measures"])
     model = result["command"].partition("--model=")[2].split()[0]

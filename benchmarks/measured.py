@@ -72,6 +72,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "answers": (*_PROMPT, *_RECALL, "facts/ranking.py"),
     "answers_locomo": (*_PROMPT, *_RECALL),
     # LlamaIndex's memories alone.
+    "answers_host": (),
     "answers_slow": (),
     "background_calls": (
         "blocks/facts.py",

@@ -151,7 +151,10 @@ def _table(heads: Iterable[str], rows: Iterable[tuple[str, Iterable[str]]]) -> s
 
 def cost_table() -> str:
     """Return the table of the prices of 1,000 turns."""
-    heads = ["1,000 turns, a record of at most 8,000 tokens", *(price.model for price in LIST_PRICES)]
+    heads = [
+        "1,000 turns, a record of at most 8,000 tokens",
+        *(price.model for price in LIST_PRICES),
+    ]
     rows = [
         (label, [f"${dollars:.2f}" for dollars in row])
         for label, row in cost_rows().items()

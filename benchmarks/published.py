@@ -111,7 +111,7 @@ ANSWER_COLUMNS = (
 )
 LOCOMO_ANSWERS = """\
 For each conversation, learning sent {answers|CondensedMemory that learns, 600 tokens: learning, sent|,.0f} tokens and received {answers|CondensedMemory that learns, 600 tokens: learning, received|,.0f} with
-`CondensedMemory`, and {answers|FactExtractionMemoryBlock, 600 tokens: learning, sent|,.0f} and {answers|FactExtractionMemoryBlock, 600 tokens: learning, received|,.0f} with the block.
+`CondensedMemory`, and {answers_host|FactExtractionMemoryBlock, 600 tokens: learning, sent|,.0f} and {answers_host|FactExtractionMemoryBlock, 600 tokens: learning, received|,.0f} with the block.
 The prompts of this block and of the summary buffer are shorter, because this model learns and summarizes less than the
 stand-in that set their limits.
 
@@ -129,12 +129,19 @@ ENDINGS = {
 }
 
 
+def _result_of(memory: str) -> str:
+    """Return the name of the results that hold the answers with a memory."""
+    if memory.startswith(SLOW):
+        return "answers_slow"
+    return "answers" if memory.startswith("CondensedMemory") else "answers_host"
+
+
 def _answers() -> str:
     """Return a table with a row for each memory of ``answers``."""
     heads = [head for _, head, _ in ANSWER_COLUMNS]
     lines = [f"| | {' | '.join(heads)} |", "|" + "---|" * (1 + len(heads))]
     for name, label in ANSWERING.items():
-        result = "answers_slow" if name.startswith(SLOW) else "answers"
+        result = _result_of(name)
         cells = [
             f"{{{result}|{name}: {what}|{how}}}" for what, _, how in ANSWER_COLUMNS
         ]
@@ -161,7 +168,7 @@ def _one_message() -> str:
 
 GUESSING = """
 With these sentences, the model of [the figures](figures.md#does-a-small-model-answer-right) invented {answers|CondensedMemory without facts without guessing, 600 tokens: invented answers|of} answers instead of {answers|CondensedMemory without facts, 600 tokens: invented answers|.0f},
-and {answers|LlamaIndex's Memory without guessing, 600 tokens: invented answers|of} instead of {answers|LlamaIndex's Memory, 600 tokens: invented answers|.0f} with LlamaIndex's `Memory`. It answered {answers|CondensedMemory without facts without guessing, 600 tokens: right answers|of} questions right instead of {answers|CondensedMemory without facts, 600 tokens: right answers|.0f}.
+and {answers_host|LlamaIndex's Memory without guessing, 600 tokens: invented answers|of} instead of {answers_host|LlamaIndex's Memory, 600 tokens: invented answers|.0f} with LlamaIndex's `Memory`. It answered {answers|CondensedMemory without facts without guessing, 600 tokens: right answers|of} questions right instead of {answers|CondensedMemory without facts, 600 tokens: right answers|.0f}.
 """
 LIVE_AGENT = """
 | | |
@@ -177,7 +184,7 @@ LIVE_AGENT = """
 IN_SHORT = """
 | question | this package | LlamaIndex's `Memory` |
 |---|---|---|
-| Does a small model answer right? Prompts of about 600 tokens | {answers|CondensedMemory without facts, 600 tokens: right answers|of}; with added facts {answers|CondensedMemory with added facts, 600 tokens: right answers|of} | {answers|LlamaIndex's Memory, 600 tokens: right answers|of} |
+| Does a small model answer right? Prompts of about 600 tokens | {answers|CondensedMemory without facts, 600 tokens: right answers|of}; with added facts {answers|CondensedMemory with added facts, 600 tokens: right answers|of} | {answers_host|LlamaIndex's Memory, 600 tokens: right answers|of} |
 | Does the model see what matters? Evidence in prompts of 4,000 tokens | {evidence_in_prompt|mean over the questions, CondensedMemory, recall by default|.0f} % | {evidence_in_prompt|mean over the questions, LlamaIndex's Memory|.0f} % |
 | What does a turn cost? Prompts of the same length, OpenAI's cache up to GPT-5.5 ([details](cost.md)) | WHOLE_PRICE; prompts alone {cached_prefix_by_default|price of a turn, R1, CondensedMemory, all defaults, facts known, to LlamaIndex's Memory, as long as all defaults|.1f}; without facts and recall {cached_prefix|price relative to the plain list, R1, CondensedMemory, 8,000|.2f} | 1 |
 | How fast is a turn at 10,000 messages? | {history_cost|one turn, CondensedMemory at 10,000 messages|.0f} ms | {history_cost|one turn, LlamaIndex's Memory at 10,000 messages|.0f} ms |
@@ -200,7 +207,7 @@ def _older_than_the_code(*names: str) -> str:
 READ_FIRST = """
 | | LlamaIndex `Memory` | `CondensedMemory` |
 |---|---|---|
-| right answers to questions about earlier messages, which are no longer in the list (Qwen2.5-Coder-1.5B-Instruct; prompts of {answers|LlamaIndex's Memory, 600 tokens: a prompt|.0f} and {answers|CondensedMemory without facts, 600 tokens: a prompt|.0f} tokens) | {answers|LlamaIndex's Memory, 600 tokens: right answers|of}; with `VectorMemoryBlock` {answers_slow|VectorMemoryBlock, 600 tokens: right answers|.0f} | **{answers|CondensedMemory without facts, 600 tokens: right answers|of}** without facts, **{answers|CondensedMemory with added facts, 600 tokens: right answers|.0f}** with facts that a program adds; with facts that this model learns, {answers|CondensedMemory that learns, 600 tokens: right answers|of} |
+| right answers to questions about earlier messages, which are no longer in the list (Qwen2.5-Coder-1.5B-Instruct; prompts of {answers_host|LlamaIndex's Memory, 600 tokens: a prompt|.0f} and {answers|CondensedMemory without facts, 600 tokens: a prompt|.0f} tokens) | {answers_host|LlamaIndex's Memory, 600 tokens: right answers|of}; with `VectorMemoryBlock` {answers_slow|VectorMemoryBlock, 600 tokens: right answers|.0f} | **{answers|CondensedMemory without facts, 600 tokens: right answers|of}** without facts, **{answers|CondensedMemory with added facts, 600 tokens: right answers|.0f}** with facts that a program adds; with facts that this model learns, {answers|CondensedMemory that learns, 600 tokens: right answers|of} |
 | share of the needed messages that are in the prompt ({equal_room|questions|.0f} questions of [LoCoMo](https://github.com/snap-research/locomo), in {equal_room|tokens of a prompt with a question, LlamaIndex's Memory, as long when asked|,.0f} and {equal_room|tokens of a prompt with a question, with all defaults|,.0f} tokens) | {equal_room|mean over the questions, LlamaIndex's Memory, as long when asked|.0f} % | **{equal_room|mean over the questions, with all defaults|.0f} %** |
 | a message that has left the prompt | is lost, unless a memory block stores it | can come back when a question is about it |
 | facts are learned | from messages that no longer fit (the "waterfall") | from each turn, when they are needed |
