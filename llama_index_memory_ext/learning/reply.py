@@ -51,7 +51,11 @@ _PERCENT = 100
 
 def without_thoughts(answer: str) -> str:
     """Return an answer without the thoughts and the white space around it."""
-    return answer.rpartition("</think>")[2].strip()
+    plain = answer.strip()
+    # A quote of the user may have this tag.
+    if plain.startswith(("[", "{")):
+        return plain
+    return plain.rpartition("</think>")[2].strip()
 
 
 def read_json(text: str) -> Json:

@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from llama_index_memory_ext.errors import FactReplyError
@@ -256,6 +256,7 @@ def test_a_category_is_one_of_those_that_there_are(written: Any, read: str) -> N
     assert read_category(written) == read
 
 
+@example(bad={"quote": "I wrote </think>"}, place=2)
 @given(bad=json_values, place=st.integers(0, 2))
 def test_no_entry_spoils_the_others(bad: Any, place: int) -> None:
     facts: list[Any] = [TEA, CATS]
