@@ -75,7 +75,7 @@ class Side:
 
 
 SIDES = (
-    Side("with all defaults", "all defaults", "ours"),
+    Side("with all defaults", "recall and facts", "ours"),
     Side("without facts", "no facts", "ours", "end", right=-12),
     Side("without facts and recall", "no facts, no recall", "ours", down=26),
     Side("LlamaIndex's Memory, as long when asked", "prompts as long", "theirs"),

@@ -118,7 +118,7 @@ def cost_rows() -> dict[str, list[float]]:
             "+ recall": with_recall - record,
             "+ facts in the prompt": with_facts - with_recall,
             "+ learning facts": learning,
-            f"= **all defaults**, {_length('cached_prefix_by_default', DEFAULTS)}": with_facts
+            f"= **in all**, {_length('cached_prefix_by_default', DEFAULTS)}": with_facts
             + learning,
             "+ summaries (`summarize=True`, off by default)": background_price(
                 price, "summaries"

@@ -49,10 +49,10 @@ Share of the [evidence](#how-do-i-read-these-figures) in the prompt, or within a
 
 | setting | this package | LlamaIndex's `Memory` | benchmark |
 |---|---|---|---|
-| all defaults, prompts of the same length | {equal_room|mean over the questions, with all defaults|.0f} % in {equal_room|tokens of a prompt with a question, with all defaults|,.0f} tokens | {equal_room|mean over the questions, LlamaIndex's Memory, as long when asked|.0f} % in {equal_room|tokens of a prompt with a question, LlamaIndex's Memory, as long when asked|,.0f} tokens | {by} |
+| a record of 8,000 tokens, prompts of the same length | {equal_room|mean over the questions, with all defaults|.0f} % in {equal_room|tokens of a prompt with a question, with all defaults|,.0f} tokens | {equal_room|mean over the questions, LlamaIndex's Memory, as long when asked|.0f} % in {equal_room|tokens of a prompt with a question, LlamaIndex's Memory, as long when asked|,.0f} tokens | {by} |
 | a limit of 4,000 tokens | {evidence_in_prompt|mean over the questions, CondensedMemory, recall by default|.0f} %; with 2,000 tokens of recall {evidence_in_prompt|mean over the questions, CondensedMemory with recall|.0f} % | {evidence_in_prompt|mean over the questions, LlamaIndex's Memory|.0f} %; with `VectorMemoryBlock` and multilingual-e5-small {evidence_in_prompt_e5|mean over the questions, VectorMemoryBlock, two nodes|.0f} to {evidence_in_prompt_e5|mean over the questions, VectorMemoryBlock, 18 nodes, asked by two messages|.0f} % | {by} |
 | long replies, half of 8,000 tokens for recall, other conversations | {long_replies|mean over the questions, elsewhere, CondensedMemory with recall|.0f} % | {long_replies|mean over the questions, elsewhere, LlamaIndex's Memory|.0f} % | {by} |
-| questions that name a time, a quarter of 2,000 tokens for recall, other conversations | {named_times|evidence, elsewhere, CondensedMemory, with its time|.0f} % | {named_times|evidence, elsewhere, LlamaIndex's Memory, with its time|.1f} % | {by} |
+| questions that name a time, a quarter of 2,000 tokens for recall, other conversations | {named_times|evidence, elsewhere, CondensedMemory, with its time|.0f} % | {named_times|evidence, elsewhere, LlamaIndex's Memory, with its time|.0f} % | {by} |
 | within a budget of messages | {recall|turns, similarity|.1f} %; with `embed_model="local"` {recall_e5|turns with E5, similarity|.1f} % | | {by} |
 | within a budget of facts | {recall|observations, similarity|.1f} %; with `embed_model="local"` {recall_e5|observations with E5, similarity|.1f} % | newest first: {recall|observations, newest first|.1f} % | {by} |
 | RealMem: facts grow while questions are asked | {growing|as the block ranks|.1f} % | newest first: {growing|newest first|.1f} % | {by} |
@@ -64,9 +64,10 @@ Share of the [evidence](#how-do-i-read-these-figures) in the prompt, or within a
 |---|---|---|---|
 | a turn, at 100 and at 10,000 messages | {history_cost|one turn, CondensedMemory at 100 messages|.0f} and {history_cost|one turn, CondensedMemory at 10,000 messages|.0f} ms | {history_cost|one turn, LlamaIndex's Memory at 100 messages|.0f} and {history_cost|one turn, LlamaIndex's Memory at 10,000 messages|.0f} ms | {by} |
 | longest pause of the event loop in 99 of 100 turns, 10,000 messages and 1,000 facts | {turn_cost|longest pause in 99 of 100 turns, 10,000 messages and 1,000 facts|.0f} ms | | {by} |
-| delay of the agent's first call by an extraction of 1 s | {facts_cost|the first call of the model comes later by|.1f} ms | | {by} |
+| delay of the agent's first call by an extraction of 1 s (below zero: none) | {facts_cost|the first call of the model comes later by|.1f} ms | | {by} |
 | processor time of `embed_model="local"` for a fact or a short question | {other_words_e5|time of the processor for a fact or a question|.0f} ms | | {by} |
-| first `aget` of a new process, 100,000 messages | {restore|more than a fresh session, 100,000 messages|.0f} ms | | {by} |
+| first `aget` of a new process, 100,000 messages | {restore|more than a fresh session, 100,000 messages|,.0f} ms | | {by} |
+| another session's messages that are known at the first question | {next_session|messages known to the first question, learned in 1 s|of} | | {by} |
 
 ## Are facts true?
 
@@ -75,14 +76,13 @@ Share of the [evidence](#how-do-i-read-these-figures) in the prompt, or within a
 | true facts that the checks lose: LoCoMo, with altered quotes; a hard set written by hand | {honesty|LoCoMo, true facts lost: altered quotes of all kinds|.1f} %; {honesty|hard set, true facts lost: all|.1f} % | {by} |
 | false facts stored as reported: replies written to deceive; true facts that a program made false | {honesty|false replies stored: all|.0f} %; {honesty|falsehoods stored, elsewhere|.1f} % | {by} |
 | secrets stored: of replies written to deceive; of 30 written by hand | {honesty|false replies stored: secret|of}; {secrets_stored|secrets stored|.0f} | {by} |
+| words or facts of a user shown to another user, in 200 random mixtures of 3 users and 4 sessions | {whose_words|times that a user was shown another's words|.0f} | {by} |
 
 ## Is anything lost?
 
 | case | this package | a list of strings | benchmark |
 |---|---|---|---|
-| tasks in 2 to 40 pieces with a restart: each piece reaches the model once, in order, in one message | {sharded|all holds, CondensedMemory, taken over by a new one|.0%} | {sharded|all holds, the recipe, taken over by a new one|.0%} | {by} |
-| words or facts of a user shown to another user, in 200 random mixtures of 3 users and 4 sessions | {whose_words|times that a user was shown another's words|.0f} | | {by} |
-| another session's messages that are known at the first question | {next_session|messages known to the first question, learned in 1 s|of} | | {by} |
+| tasks in 2 to 40 pieces with a restart: all pieces reach the model once, in order, in one message | {sharded|all holds, CondensedMemory, taken over by a new one|.0%} | {sharded|all holds, the recipe, taken over by a new one|.0%} | {by} |
 """
 
 # The memories of ``answers`` by their measures, with the names that a page shows.
@@ -91,9 +91,9 @@ ANSWERING = {
     "CondensedMemory without facts, 600 tokens": "`CondensedMemory` without facts",
     "CondensedMemory with added facts, 600 tokens": "`CondensedMemory`, facts added by a program",
     "CondensedMemory that learns, 600 tokens": "`CondensedMemory` by default (two conversations)",
-    "FactExtractionMemoryBlock, 600 tokens": "`Memory` with `FactExtractionMemoryBlock` (the same two)",
+    "FactExtractionMemoryBlock, 600 tokens": "`Memory` with `FactExtractionMemoryBlock` (the same two), shorter prompts",
     "VectorMemoryBlock, 600 tokens": "`Memory` with `VectorMemoryBlock`",
-    "ChatSummaryMemoryBuffer, 600 tokens": "`ChatSummaryMemoryBuffer` (the same two)",
+    "ChatSummaryMemoryBuffer, 600 tokens": "`ChatSummaryMemoryBuffer` (the same two), shorter prompts",
     "LlamaIndex's Memory, 1,500 tokens": "LlamaIndex's `Memory`, longer prompts",
     "CondensedMemory without facts, 1,500 tokens": "`CondensedMemory` without facts, longer prompts",
     "LlamaIndex's Memory without guessing, 600 tokens": "LlamaIndex's `Memory`, [told not to guess](local-models.md#what-if-a-model-guesses)",
@@ -112,8 +112,7 @@ ANSWER_COLUMNS = (
 LOCOMO_ANSWERS = """\
 For each conversation, learning sent {answers|CondensedMemory that learns, 600 tokens: learning, sent|,.0f} tokens and received {answers|CondensedMemory that learns, 600 tokens: learning, received|,.0f} with
 `CondensedMemory`, and {answers_host|FactExtractionMemoryBlock, 600 tokens: learning, sent|,.0f} and {answers_host|FactExtractionMemoryBlock, 600 tokens: learning, received|,.0f} with the block.
-The prompts of this block and of the summary buffer are shorter, because this model learns and summarizes less than the
-stand-in that set their limits.
+Two rows have shorter prompts, because this model learns and summarizes little.
 
 The same model answered 30 questions about the beginnings of five conversations of LoCoMo, which people wrote
 (`answers_locomo`, judged by words of the evidence). The evidence had left the list of messages. Right answers: {answers_locomo|CondensedMemory without facts: right answers|of} with
@@ -168,7 +167,7 @@ def _one_message() -> str:
 
 GUESSING = """
 With these sentences, the model of [the figures](figures.md#does-a-small-model-answer-right) invented {answers|CondensedMemory without facts without guessing, 600 tokens: invented answers|of} answers instead of {answers|CondensedMemory without facts, 600 tokens: invented answers|.0f},
-and {answers_host|LlamaIndex's Memory without guessing, 600 tokens: invented answers|of} instead of {answers_host|LlamaIndex's Memory, 600 tokens: invented answers|.0f} with LlamaIndex's `Memory`. It answered {answers|CondensedMemory without facts without guessing, 600 tokens: right answers|of} questions right instead of {answers|CondensedMemory without facts, 600 tokens: right answers|.0f}.
+and {answers_host|LlamaIndex's Memory without guessing, 600 tokens: invented answers|of} instead of {answers_host|LlamaIndex's Memory, 600 tokens: invented answers|.0f} with LlamaIndex's `Memory`. Right answers fell from {answers|CondensedMemory without facts, 600 tokens: right answers|.0f} to {answers|CondensedMemory without facts without guessing, 600 tokens: right answers|of} with `CondensedMemory`.
 """
 LIVE_AGENT = """
 | | |
@@ -185,15 +184,15 @@ IN_SHORT = """
 | question | this package | LlamaIndex's `Memory` |
 |---|---|---|
 | Does a small model answer right? Prompts of about 600 tokens | {answers|CondensedMemory without facts, 600 tokens: right answers|of}; with added facts {answers|CondensedMemory with added facts, 600 tokens: right answers|of} | {answers_host|LlamaIndex's Memory, 600 tokens: right answers|of} |
-| Does the model see what matters? Evidence in prompts of 4,000 tokens | {evidence_in_prompt|mean over the questions, CondensedMemory, recall by default|.0f} % | {evidence_in_prompt|mean over the questions, LlamaIndex's Memory|.0f} % |
-| What does a turn cost? Prompts of the same length, OpenAI's cache up to GPT-5.5 ([details](cost.md)) | WHOLE_PRICE; prompts alone {cached_prefix_by_default|price of a turn, R1, CondensedMemory, all defaults, facts known, to LlamaIndex's Memory, as long as all defaults|.1f}; without facts and recall {cached_prefix|price relative to the plain list, R1, CondensedMemory, 8,000|.2f} | 1 |
+| Does the model see what matters? Evidence, with a limit of 4,000 tokens | {evidence_in_prompt|mean over the questions, CondensedMemory, recall by default|.0f} % | {evidence_in_prompt|mean over the questions, LlamaIndex's Memory|.0f} % |
+| What does a turn cost? A short record, prompts of the same length, OpenAI's cache up to GPT-5.5 ([details](cost.md)) | WHOLE_PRICE; a token of the prompt {cached_prefix_by_default|price of a turn, R1, CondensedMemory, all defaults, facts known, to LlamaIndex's Memory, as long as all defaults|.1f}; without facts and recall {cached_prefix|price relative to the plain list, R1, CondensedMemory, 8,000|.2f} | 1 |
 | How fast is a turn at 10,000 messages? | {history_cost|one turn, CondensedMemory at 10,000 messages|.0f} ms | {history_cost|one turn, LlamaIndex's Memory at 10,000 messages|.0f} ms |
 | How many true facts do the checks lose? | {honesty|LoCoMo, true facts lost: altered quotes of all kinds|.1f} % | no checks |
 
 LlamaIndex's `Memory` does better in two ways:
 
 - **Cost.** No [prompt cache](prompt-caches.md#figures) serves recalled messages and facts for a question.
-- **Long conversations.** By default, prompts of this package are longer: {per_turn|tokens of a prompt, CondensedMemory, as they come|,.0f} tokens on average over 400 turns, against {per_turn|tokens of a prompt, LlamaIndex's Memory, as they come|,.0f}.
+- **Long conversations.** By default, this package's prompts are longer: {per_turn|tokens of a prompt, CondensedMemory, as they come|,.0f} tokens on average over 400 turns, against {per_turn|tokens of a prompt, LlamaIndex's Memory, as they come|,.0f}.
 """
 
 
@@ -207,9 +206,9 @@ def _older_than_the_code(*names: str) -> str:
 READ_FIRST = """
 | | LlamaIndex `Memory` | `CondensedMemory` |
 |---|---|---|
-| right answers to questions about earlier messages, which are no longer in the list (Qwen2.5-Coder-1.5B-Instruct; prompts of {answers_host|LlamaIndex's Memory, 600 tokens: a prompt|.0f} and {answers|CondensedMemory without facts, 600 tokens: a prompt|.0f} tokens) | {answers_host|LlamaIndex's Memory, 600 tokens: right answers|of}; with `VectorMemoryBlock` {answers_slow|VectorMemoryBlock, 600 tokens: right answers|.0f} | **{answers|CondensedMemory without facts, 600 tokens: right answers|of}** without facts, **{answers|CondensedMemory with added facts, 600 tokens: right answers|.0f}** with facts that a program adds; with facts that this model learns, {answers|CondensedMemory that learns, 600 tokens: right answers|of} |
+| right answers to questions about messages that have left the prompt (Qwen2.5-Coder-1.5B-Instruct; prompts of {answers_host|LlamaIndex's Memory, 600 tokens: a prompt|.0f} and {answers|CondensedMemory without facts, 600 tokens: a prompt|.0f} tokens) | {answers_host|LlamaIndex's Memory, 600 tokens: right answers|of}; with `VectorMemoryBlock` {answers_slow|VectorMemoryBlock, 600 tokens: right answers|.0f} | **{answers|CondensedMemory without facts, 600 tokens: right answers|of}** without facts, **{answers|CondensedMemory with added facts, 600 tokens: right answers|.0f}** with facts that a program adds; with facts that this model learns, {answers|CondensedMemory that learns, 600 tokens: right answers|of} |
 | share of the needed messages that are in the prompt ({equal_room|questions|.0f} questions of [LoCoMo](https://github.com/snap-research/locomo), in {equal_room|tokens of a prompt with a question, LlamaIndex's Memory, as long when asked|,.0f} and {equal_room|tokens of a prompt with a question, with all defaults|,.0f} tokens) | {equal_room|mean over the questions, LlamaIndex's Memory, as long when asked|.0f} % | **{equal_room|mean over the questions, with all defaults|.0f} %** |
-| a message that has left the prompt | is lost, unless a memory block stores it | can come back when a question is about it |
+| a message that has left the prompt | is not shown again, unless a memory block stores it | can come back when a question is about it |
 | facts are learned | from messages that no longer fit (the "waterfall") | from each turn, when they are needed |
 | a fact is | a line that the model may rewrite | quoted, dated, correctable, deletable |
 | after a restart, with a database, the memory uses | recent messages | all messages and facts |
@@ -218,15 +217,15 @@ READ_FIRST = """
 OLDER
 **When not to use it:**
 
-- **Cost is everything.** A provider's cache serves the conversation at about a tenth of the price. Recalled messages and facts for a question are new in each turn, so they are billed at the full price. By default, a turn costs WHOLE_PRICE times as much as with a `Memory` whose prompts are as long. Without facts it costs {cached_prefix_by_default|price relative to the plain list, R1, CondensedMemory, recall by default, 8,000|.1f} times as much, and without facts and recall {cached_prefix|price relative to the plain list, R1, CondensedMemory, 8,000|.2f} times ([prices in dollars](docs/cost.md)). Anthropic, Bedrock and OpenAI's GPT-5.6 or later cache nothing without [`cache_points`](docs/prompt-caches.md).
-- **Whole conversations fit into `token_limit`, and users never come back:** recall adds nothing, and no session uses a fact of another.
+- **Cost is everything.** A provider's cache serves the conversation at about a tenth of the price. Recalled messages and facts for a question are new in each turn, so they are billed at the full price. With a short record, a turn costs WHOLE_PRICE times as much as with a `Memory` whose prompts are as long. Without facts, a token of the prompt costs {cached_prefix_by_default|price relative to the plain list, R1, CondensedMemory, recall by default, 8,000|.1f} times as much, and without facts and recall {cached_prefix|price relative to the plain list, R1, CondensedMemory, 8,000|.2f} times ([prices in dollars](docs/cost.md)). Anthropic, Bedrock and OpenAI's GPT-5.6 or later cache nothing without [`cache_points`](docs/prompt-caches.md).
+- **Whole conversations fit into `token_limit`, and users never come back:** recall adds nothing, and no later session needs the facts.
 - **You need proof with a large model.** The answers in the table come from one small model, and the conversations were generated in three languages. [All figures](docs/figures.md).
 """
 
 DEFAULTS = """
-| a limit of 8,000 tokens for the record, OpenAI's cache up to GPT-5.5 | tokens of a prompt | from the cache | price of a token, relative to `Memory` (1) |
+| a limit of 8,000 tokens for the record, OpenAI's cache up to GPT-5.5 | tokens of a prompt | from the cache | price per token (`Memory`: 1) |
 |---|---|---|---|
-| all defaults | {cached_prefix_by_default|tokens of a prompt, CondensedMemory, all defaults, facts known, 8,000|,.0f} | {cached_prefix_by_default|share found, R1, CondensedMemory, all defaults, facts known, 8,000|.0%} | {cached_prefix_by_default|price of a turn, R1, CondensedMemory, all defaults, facts known, to LlamaIndex's Memory, as long as all defaults|.2f} |
+| recall and facts | {cached_prefix_by_default|tokens of a prompt, CondensedMemory, all defaults, facts known, 8,000|,.0f} | {cached_prefix_by_default|share found, R1, CondensedMemory, all defaults, facts known, 8,000|.0%} | {cached_prefix_by_default|price of a turn, R1, CondensedMemory, all defaults, facts known, to LlamaIndex's Memory, as long as all defaults|.2f} |
 | `facts_token_limit=0` | {cached_prefix_by_default|tokens of a prompt, CondensedMemory, recall by default, 8,000|,.0f} | {cached_prefix_by_default|share found, R1, CondensedMemory, recall by default, 8,000|.0%} | {cached_prefix_by_default|price relative to the plain list, R1, CondensedMemory, recall by default, 8,000|.2f} |
 | `facts_token_limit=0`, `recall_token_limit=0` | {cached_prefix|tokens of a prompt, CondensedMemory, 8,000|,.0f} | {cached_prefix|share found, R1, CondensedMemory, 8,000|.0%} | {cached_prefix|price relative to the plain list, R1, CondensedMemory, 8,000|.2f} |
 | LlamaIndex's `Memory` | {cached_prefix_by_default|tokens of a prompt, LlamaIndex's Memory, as long as all defaults, 8,000|,.0f} | {cached_prefix_by_default|share found, R1, LlamaIndex's Memory, as long as all defaults, 8,000|.0%} | 1 |
