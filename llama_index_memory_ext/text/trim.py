@@ -53,7 +53,7 @@ def trim(
     """Return the newest of the messages that fit, oldest first; [] for none.
 
     It differs from LangChain's ``trim_messages(strategy="last")`` in three ways. No result
-    is kept without its call, and no message with calls without all of their results. A newest message
+    is kept without its call, and no message whose calls lack a result. A newest message
     that is too large is clipped to its head and tail, without its media, and not lost.
     A large system message never exceeds the limit.
 
