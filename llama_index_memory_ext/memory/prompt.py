@@ -173,8 +173,8 @@ async def _ask_blocks(
 ) -> dict[str, Any]:
     """Return the profile of the user, and the content of each memory block by its name.
 
-    The highest priority is asked first. Of equal blocks the record is asked first,
-    because the facts leave out what it shows.
+    The block with the highest priority is asked first. At equal priority the record is
+    asked before the facts, which leave out what the record shows.
     """
     record = memory.condensed_block
     facts = memory.facts_block

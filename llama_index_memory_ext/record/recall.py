@@ -215,9 +215,9 @@ class MessageSearch:
         """Return the messages before the window that match the current question; empty for none.
 
         Changes that the user has told since are repeated with them. All fit the budget of
-        ``recall_budget``. After a restart, a long log is indexed
-        in the background, and a question finds only its newest messages. A ``snapshot``
-        of the session spares a query.
+        ``recall_budget``. After a restart, a long log is indexed in the background, and a
+        question finds only its newest messages. A ``snapshot`` of the session spares a
+        query.
         """
         counter = self.reader.counter
         tags = counter.count("".join(TAGS["recalled"]))
@@ -275,7 +275,7 @@ class MessageSearch:
             matches.fitting.record_rows,
             index.today.isoformat(),
             budget.limit + tags,
-            # What was said at a time is not what has changed since then.
+            # A question about a time asks for the value before the change.
             with_changes=not any(relative_periods(question.casefold(), index.today)),
         )
         # Vectors may come later, and a failed index is made anew.

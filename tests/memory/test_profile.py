@@ -213,6 +213,16 @@ async def test_facts_of_recalled_messages_are_left_out(
     assert contents(BEHIND, prompt) == shown
 
 
+async def assert_shown_after_a_long_result(memory: CondensedMemory) -> None:
+    """Make the turn so long that its prompt loses the message, and look for the fact."""
+    await memory.aput_messages(
+        [calling(("1", "read", {})), result("1", "one more word " * 320)]
+    )
+    prompt = sent_text(await memory.aget())
+    assert "I play chess." not in prompt
+    assert contents(BEHIND, prompt) == ["Plays chess"]
+
+
 async def test_a_fact_is_shown_if_a_long_turn_takes_the_room_of_its_message(
     open_memory: OpenMemory,
 ) -> None:
@@ -228,12 +238,7 @@ async def test_a_fact_is_shown_if_a_long_turn_takes_the_room_of_its_message(
     short = sent_text(await memory.aget())
     assert "<message user>I play chess." in short
     assert contents(BEHIND, short) == []
-    await memory.aput_messages(
-        [calling(("1", "read", {})), result("1", "one more word " * 320)]
-    )
-    prompt = sent_text(await memory.aget())
-    assert "I play chess." not in prompt
-    assert contents(BEHIND, prompt) == ["Plays chess"]
+    await assert_shown_after_a_long_result(memory)
 
 
 async def test_a_fact_is_shown_if_a_long_turn_cuts_its_message_from_the_record(
@@ -249,12 +254,7 @@ async def test_a_fact_is_shown_if_a_long_turn_cuts_its_message_from_the_record(
     short = sent_text(await memory.aget())
     assert "I play chess." in short
     assert contents(BEHIND, short) == []
-    await memory.aput_messages(
-        [calling(("1", "read", {})), result("1", "one more word " * 320)]
-    )
-    prompt = sent_text(await memory.aget())
-    assert "I play chess." not in prompt
-    assert contents(BEHIND, prompt) == ["Plays chess"]
+    await assert_shown_after_a_long_result(memory)
 
 
 async def test_behind_the_record_are_facts_that_concern_the_question(
