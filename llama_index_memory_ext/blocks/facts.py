@@ -247,9 +247,6 @@ class RelevantFactsBlock(LearningBlock):
         unread: Sequence[LogRow],
     ) -> FactsForPrompt:
         """Return the facts for a question, and the unread messages behind them."""
-        if not (user_facts.facts or unread):
-            self._prompts.put(session_id, _LastPrompt(question, record))
-            return FactsForPrompt()
         # Another memory of the user may read newer facts meanwhile.
         version = user_facts.version
         showable = await user_facts.showable_for(question.text)
@@ -273,9 +270,10 @@ class RelevantFactsBlock(LearningBlock):
             *question.context,
         )
         last = self._last_prompt(session_id)
+        facts = FactsForPrompt()
         if last.key == key:
             facts = last.facts
-        else:
+        elif user_facts.facts:
             # Vectors that are missing now may be there for the next call.
             if not await showable.prepare([question.text, *question.context]):
                 key = ()
