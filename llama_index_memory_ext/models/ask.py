@@ -7,6 +7,7 @@ import re
 import sys
 import weakref
 from dataclasses import astuple, dataclass
+from functools import cache
 from operator import add
 from typing import TYPE_CHECKING, Any
 
@@ -36,16 +37,12 @@ _GPT_NAME = re.compile(r"(?<![\w.-])gpt-(\d+)(?:\.(\d+))?(?!\w)")
 _CLAUDE_NAME = re.compile(r"(?<![\w-])claude(?!-(?:2(?!\d)|v\d|instant))(?!\w)")
 _NOVA_NAME = re.compile(r"(?<![\w-])nova-(?:micro|lite|pro|premier)(?!\w)")
 _OPENAI_NAME = re.compile(r"(?<![\w-])(?:gpt-(?!oss)|o[134](?!\w))")
-# The warnings of this process, each with the name of a model.
-_warned: set[tuple[str, str]] = set()
 
 
-def _warn_once(warning: str, llm: LLM) -> None:
+@cache
+def _warn_once(warning: str, model_name: str) -> None:
     """Log a warning about a model once in a process for each name of a model."""
-    name = name_of(llm)
-    if (warning, name) not in _warned:
-        _warned.add((warning, name))
-        logger.warning(warning, name)
+    logger.warning(warning, model_name)
 
 
 def needs_cache_points(model_name: str) -> bool:
@@ -82,7 +79,7 @@ def warn_without_cache_points(llm: LLM | None) -> None:
             "sends none. If such a model answers, each turn pays the whole conversation in full. Pass "
             "CondensedMemory.from_defaults(cache_points=True), for OpenAI with CachingOpenAI or CachingOpenAIResponses "
             "as the model, and for BedrockConverse cache_points=CacheControl(type='default').",
-            llm,
+            name_of(llm),
         )
 
 
@@ -292,7 +289,7 @@ def warn_of_server_history(llm: LLM | None) -> None:
             "With track_previous_responses=True the server of %s keeps the conversation, too: each prompt has it "
             "twice, and nothing that a CondensedMemory forgets or deletes is deleted there. Leave "
             "track_previous_responses out.",
-            llm,
+            name_of(llm),
         )
 
 
@@ -362,31 +359,24 @@ def remember(llm: LLM, option: str, *, accepted: bool) -> None:
     _taken_options[id(llm)][option] = accepted
 
 
-def is_openai_like(llm: LLM) -> bool:
-    """Return whether a model is a chat model of LlamaIndex's class ``OpenAI``, or of a class derived from it."""
-    # A program with such a model has imported the class.
-    module = sys.modules.get("llama_index.llms.openai")
-    return (
-        module is not None
-        and isinstance(llm, module.OpenAI)
-        and llm.metadata.is_chat_model
-    )
-
-
 def token_bound(llm: Any, tokens: int) -> dict[str, Any]:
     """Return the option that limits an answer to so many tokens; {} if the model may not take it.
 
-    {} also for a model with a limit in its settings, and for a model that counts its
+    Only chat models of LlamaIndex's class ``OpenAI`` take it, and classes derived from it. {}
+    also for a model with a limit in its settings, and for a model that counts its
     thoughts.
     """
+    # A program with such a model has imported the class.
+    module = sys.modules.get("llama_index.llms.openai")
+    if module is None or not isinstance(llm, module.OpenAI):
+        return {}
     if (
-        not is_openai_like(llm)
+        not llm.metadata.is_chat_model
         or takes(llm, _BOUND) is False
         or llm.max_tokens is not None
         or _THINKS.search(llm.model)
+        or {"max_tokens", "max_completion_tokens"} & llm.additional_kwargs.keys()
     ):
-        return {}
-    if {"max_tokens", "max_completion_tokens"} & llm.additional_kwargs.keys():
         return {}
     return {_BOUND: tokens}
 

@@ -7,7 +7,7 @@ https://developers.openai.com/api/docs/guides/prompt-caching
 from __future__ import annotations
 
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from llama_index.core.base.llms.types import (
     CachePoint,
@@ -27,7 +27,7 @@ from pydantic import Field
 from llama_index_memory_ext.models.ask import takes_cache_points
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 
 _MARK = "prompt_cache_breakpoint"
@@ -38,13 +38,6 @@ _MARKED_ROLES = (
     MessageRole.USER,
     MessageRole.TOOL,
 )
-
-
-class _Request(NamedTuple):
-    """Messages without cache points, and the fields of the request that stand for these points; {} for none."""
-
-    messages: Sequence[ChatMessage]
-    fields: dict[str, Any]
 
 
 if TYPE_CHECKING:
@@ -62,6 +55,18 @@ def _without_points(message: ChatMessage) -> ChatMessage:
     """Return a copy of a message without its cache points."""
     blocks = [block for block in message.blocks if not isinstance(block, CachePoint)]
     return message.model_copy(update={"blocks": blocks})
+
+
+def _request_by(name: str) -> Callable[..., Any]:
+    """Return a method that calls the parent's method of this name, with fields in place of cache points."""
+
+    def request(self: _Caching, messages: Sequence[ChatMessage], **kwargs: Any) -> Any:
+        plain = [_without_points(message) for message in messages]
+        fields = self._cache_fields(messages)
+        method = getattr(super(_Caching, self), name)
+        return method(plain, prompt_cache=fields, **kwargs)
+
+    return request
 
 
 class _Caching(_Parent):
@@ -85,20 +90,18 @@ class _Caching(_Parent):
             if name not in ("api_key", "default_headers")
         ]
 
-    def _split(self, messages: Sequence[ChatMessage]) -> _Request:
-        """Return the request for these messages."""
+    def _cache_fields(self, messages: Sequence[ChatMessage]) -> dict[str, Any]:
+        """Return the fields of a request that stand for the cache points of its messages; {} for none."""
         pointed = [message for message in messages if _has_points(message)]
-        if not pointed:
-            return _Request(messages, {})
         fields = {}
-        if takes_cache_points(self.model):
+        if pointed and takes_cache_points(self.model):
             fields = self._marks(messages)
         for message in pointed:
             session_id = message.additional_kwargs.get("session_id")
             if session_id:
                 digest = sha256(str(session_id).encode("utf-8", "replace"))
                 fields.setdefault("prompt_cache_key", digest.hexdigest()[:32])
-        return _Request([_without_points(message) for message in messages], fields)
+        return fields
 
     def _marks(self, messages: Sequence[ChatMessage]) -> dict[str, Any]:
         """Return the fields of a request that hold the messages with marks; {} if no message gets a mark."""
@@ -153,23 +156,10 @@ class _Caching(_Parent):
             arguments["extra_body"] = {**unset, **(arguments.get("extra_body") or {})}
         return arguments
 
-    def _chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Any:
-        plain, fields = self._split(messages)
-        return super()._chat(plain, prompt_cache=fields, **kwargs)
-
-    async def _achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Any:
-        plain, fields = self._split(messages)
-        return await super()._achat(plain, prompt_cache=fields, **kwargs)
-
-    def _stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Any:
-        plain, fields = self._split(messages)
-        return super()._stream_chat(plain, prompt_cache=fields, **kwargs)
-
-    async def _astream_chat(
-        self, messages: Sequence[ChatMessage], **kwargs: Any
-    ) -> Any:
-        plain, fields = self._split(messages)
-        return await super()._astream_chat(plain, prompt_cache=fields, **kwargs)
+    _chat = _request_by("_chat")
+    _achat = _request_by("_achat")
+    _stream_chat = _request_by("_stream_chat")
+    _astream_chat = _request_by("_astream_chat")
 
 
 class CachingOpenAI(_Caching, OpenAI):

@@ -10,7 +10,6 @@ from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.settings import Settings
 from llama_index.llms.openai import OpenAI, OpenAIResponses
 
-from llama_index_memory_ext.models import ask
 from llama_index_memory_ext.models.ask import without_history
 from llama_index_memory_ext.models.caching_openai import CachingOpenAIResponses
 from tests.learning.learning import contents, learner
@@ -94,17 +93,21 @@ async def test_a_model_that_keeps_nothing_is_asked_itself(
         assert without_history(llm) is llm
 
 
-@pytest.mark.parametrize("place", ["argument", "settings"])
+@pytest.mark.parametrize(
+    ("place", "name"), [("argument", "gpt-4o"), ("settings", "gpt-4.1")]
+)
 async def test_a_memory_warns_once_that_the_server_keeps_the_conversation_too(
     start_client: StartClient,
     open_memory: OpenMemory,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
     place: str,
+    name: str,
 ) -> None:
-    monkeypatch.setattr(ask, "_warned", set())
+    """Once for each name of a model, and no other test gives a memory such a model of these names."""
     llm, _ = start_client(OpenAIResponses, model, track_previous_responses=True)
     plain, _ = start_client(OpenAIResponses, model)
+    llm.model = plain.model = name
     monkeypatch.setattr(Settings, "_llm", llm if place == "settings" else None)
     caplog.set_level(logging.WARNING)
     open_memory(llm=plain)
@@ -113,4 +116,4 @@ async def test_a_memory_warns_once_that_the_server_keeps_the_conversation_too(
         open_memory(session_id, **({"llm": llm} if place == "argument" else {}))
     messages = [record.getMessage() for record in caplog.records]
     (warning,) = [text for text in messages if "track_previous" in text]
-    assert "gpt-4o-mini keeps the conversation, too" in warning
+    assert f"{name} keeps the conversation, too" in warning
