@@ -386,16 +386,14 @@ class MemoryToolSpec(BaseToolSpec):
         return [entry.fact for entry in ranked if entry.matched]
 
     def _ask_which(self, candidates: Sequence[Fact]) -> str:
-        descriptions = [
+        lines = [
+            f"Nothing was forgotten for words that {len(candidates)} facts have; name the ids of those meant:"
+        ]
+        lines += [
             self._describe(fact, _WHOLE_ID_CHARACTERS)
             for fact in candidates[:_MOST_CANDIDATES]
         ]
-        return "\n".join(
-            [
-                f"Nothing was forgotten for words that {len(candidates)} facts have; name the ids of those meant:",
-                *descriptions,
-            ]
-        )
+        return "\n".join(lines)
 
     async def _retire(self, chosen: Sequence[Fact], quote: str) -> list[str]:
         """Retire the facts that the quote asks to forget; return a line for each fact."""

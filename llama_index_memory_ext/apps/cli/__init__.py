@@ -50,7 +50,7 @@ def describe_error(error: BaseException) -> str:
     text = str(error)
     usage_of_typer = getattr(error, "format_message", None)
     if usage_of_typer is not None:
-        return str(usage_of_typer()).replace("Value error, ", "")
+        return str(usage_of_typer())
     if isinstance(error, (TerminalError, ext.MemoryExtError)):
         return _redacted(text, longest=900)
     name = type(error).__name__

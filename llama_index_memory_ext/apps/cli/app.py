@@ -274,19 +274,17 @@ def memory_on(
     store: ext.MemoryStore,
     session: str | None,
     user: str | None,
-    agent: str | None = None,
-    embed: Embed = None,
-    time_zone: TimeZone = None,
+    *,
+    extract_facts: bool = False,
+    **settings: Any,
 ) -> ext.CondensedMemory:
-    """Return the memory of a session, or of a user without a session; it extracts no facts."""
+    """Return the memory of a session, or of a user without a session; the ``settings`` are its own."""
     return ext.CondensedMemory.from_defaults(
         NO_SESSION if session is None else session,
         chat_store=store,
         user_id=user,
-        agent_id=agent,
-        embed_model=embed,
-        time_zone=time_zone,
-        extract_facts=False,
+        extract_facts=extract_facts,
+        **settings,
     )
 
 

@@ -73,7 +73,10 @@ def export(
         if session is None:
             text = await _copy_of(store, str(user))
         else:
-            text = await _messages_of(store, session)
+            rows = await store.rows(session)
+            text = ext.messages_to_json(
+                [row.moved for row in rows if not row.is_damaged]
+            )
             if text == "[]":
                 raise TerminalError(
                     f"There is no session {session!r}. `sessions list` shows the sessions."
@@ -85,21 +88,15 @@ def export(
     cli.run(db, write)
 
 
-async def _messages_of(store: ext.MemoryStore, session: str) -> str:
-    rows = await store.rows(session)
-    messages = [row.moved for row in rows if not row.is_damaged]
-    return ext.messages_to_json(messages)
-
-
 async def _copy_of(store: ext.MemoryStore, user: str) -> str:
     facts = await cli.book_of(cli.memory_on(store, None, user)).aexport()
     sessions = {}
     unread = {}
     for info in await store.sessions(user):
         session = info.session_id
-        sessions[session] = json.loads(await _messages_of(store, session))
         shared = len(info.user_ids) > 1
         memory = _memory_of(store, session, user, shared=shared, extract_facts=True)
+        sessions[session] = json.loads(await memory.aexport())
         unread[session] = (await memory.astats()).pending
     entries = [json.loads(line) for line in facts.strip().split("\n")]
     # The first entry is the version.
@@ -141,7 +138,7 @@ def import_(
             count = await _import_session(store, session, user, content)
         elif user is not None:
             kind = "fact"
-            memory = cli.memory_on(store, None, user, agent)
+            memory = cli.memory_on(store, None, user, agent_id=agent)
             # Some editors write UTF-16.
             text = content.decode(json.detect_encoding(content))
             count = await cli.book_of(memory).aimport(text)
@@ -222,20 +219,9 @@ async def _import_session(
 
 
 def _memory_of(
-    store: ext.MemoryStore,
-    session: str,
-    user: str | None,
-    *,
-    shared: bool = False,
-    extract_facts: bool = False,
+    store: ext.MemoryStore, session: str, user: str | None, **settings: Any
 ) -> ext.CondensedMemory:
-    memory = ext.CondensedMemory.from_defaults(
-        cli.NO_SESSION,
-        user_id=user,
-        shared=shared,
-        chat_store=store,
-        extract_facts=extract_facts,
-    )
+    memory = cli.memory_on(store, None, user, **settings)
     # LlamaIndex may have stored an id that ``from_defaults`` does not accept.
     memory.session_id = session
     return memory

@@ -23,7 +23,7 @@ from llama_index_memory_ext.apps.cli.app import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
 # Of each text, the beginning: a database scatters a longer piece over several pages.
 _PIECE_CHARACTERS = 40
@@ -34,20 +34,18 @@ _SHORTEST_PIECE = 8
 class _StoredData(NamedTuple):
     """The data that ``forget`` deletes.
 
+    ``messages``: the number of messages of the sessions.
     ``users``: the namespaces whose facts are deleted.
     """
 
-    sessions: Sequence[ext.SessionInfo]
+    session_ids: list[str]
+    messages: int
     users: list[str]
     facts: list[ext.Fact]
 
-    @property
-    def session_ids(self) -> list[str]:
-        return [info.session_id for info in self.sessions]
-
     def __str__(self) -> str:
-        messages = pluralize(sum(info.messages for info in self.sessions), "message")
-        sessions = pluralize(len(self.sessions), "session")
+        messages = pluralize(self.messages, "message")
+        sessions = pluralize(len(self.session_ids), "session")
         return f"{messages} in {sessions}, {pluralize(len(self.facts), 'fact')}."
 
 
@@ -71,7 +69,7 @@ def forget(
 
     async def work(store: ext.MemoryStore) -> Output:
         stored = await _read_stored(store, user, session)
-        if not (stored.sessions or stored.facts):
+        if not (stored.session_ids or stored.facts):
             raise TerminalError(f"Nothing is stored about {name!r}.")
         if not (json and yes):
             hint = ""
@@ -202,22 +200,26 @@ async def _read_stored(
     facts = []
     for namespace in users:
         facts += await ext.FactBook(store, namespace, scope="all").alist(state="all")
-    return _StoredData(infos, users, facts)
+    return _StoredData(
+        session_ids=[info.session_id for info in infos],
+        messages=sum(info.messages for info in infos),
+        users=users,
+        facts=facts,
+    )
 
 
 async def _delete(
     store: ext.MemoryStore, stored: _StoredData, *, vacuum: bool
 ) -> Output:
     """Delete the data, rewrite the file with ``vacuum``, and search the file for the deleted texts."""
-    session_ids = stored.session_ids
     file = store.file
     texts = await _texts_of(store, stored) if file else set()
     if stored.users:
         deleted = await store.forget_user(
-            stored.users[0], session_ids=session_ids, vacuum=False
+            stored.users[0], session_ids=stored.session_ids, vacuum=False
         )
     else:
-        deleted = await store.forget(session_ids[0])
+        deleted = await store.forget(stored.session_ids[0])
     if vacuum:
         await store.vacuum()
     counts = [
@@ -237,10 +239,9 @@ async def _delete(
 async def _texts_of(store: ext.MemoryStore, stored: _StoredData) -> set[str]:
     texts = {fact.content for fact in stored.facts}
     texts.update(fact.quote for fact in stored.facts)
-    # One session at a time: a parsed message takes much more memory than its text.
     for session in stored.session_ids:
-        messages = await store.get_messages(session, None)
-        texts.update(message.content or "" for message in messages)
+        async for message in store.iter_messages(session):
+            texts.add(message.content or "")
     return texts
 
 

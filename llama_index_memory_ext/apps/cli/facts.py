@@ -154,7 +154,14 @@ def command(
             embed = values.pop("embed", None)
 
             async def work_on_facts(store: "MemoryStore") -> Output:
-                memory = cli.memory_on(store, session, user, agent, embed, time_zone)
+                memory = cli.memory_on(
+                    store,
+                    session,
+                    user,
+                    agent_id=agent,
+                    embed_model=embed,
+                    time_zone=time_zone,
+                )
                 return await work(memory, **values)
 
             cli.run(db, work_on_facts, create=create, as_json=json)

@@ -134,7 +134,9 @@ def mcp(
         )
 
     async def answer(store: ext.MemoryStore) -> None:
-        memory = cli.memory_on(store, session, user, embed=embed, time_zone=time_zone)
+        memory = cli.memory_on(
+            store, session, user, embed_model=embed, time_zone=time_zone
+        )
         server = memory_server(
             memory, in_session=session is not None, read_only=read_only
         )
