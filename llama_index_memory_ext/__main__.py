@@ -91,7 +91,8 @@ def _run(arguments: list[str]) -> int:
         # reported without it.
         from llama_index_memory_ext.apps.demo import run
 
-        sys.exit(run(with_all="--all" in arguments))
+        run(with_all="--all" in arguments)
+        return 0
     return app(arguments, standalone_mode=False) or 0
 
 

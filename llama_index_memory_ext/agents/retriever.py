@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from contextlib import contextmanager
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 from uuid import NAMESPACE_OID, uuid5
 
@@ -22,7 +22,7 @@ from llama_index_memory_ext.text.entries import escape_tags
 from llama_index_memory_ext.text.tokens import take_fitting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator
 
     from llama_index.core.callbacks import CallbackManager
 
@@ -38,14 +38,16 @@ _BETWEEN = "\n\n"
 _VISIBLE_METADATA = frozenset({"kind", "role", "date", "until"})
 
 
-@contextmanager
-def store_errors(what: str, session_id: str) -> Iterator[None]:
-    """Raise and log a StoreError if the database fails within the block; it says ``what`` did not happen.
+@asynccontextmanager
+async def opened_session(memory: CondensedMemory, what: str) -> AsyncIterator[None]:
+    """Check the owner of a memory's session, then run the block.
 
-    The error names only the type of the original error, which may quote stored texts.
-    Other errors pass.
+    Raise and log a StoreError if the database fails; it says ``what`` did not happen. The
+    error names only the type of the original error, which may quote stored texts. Other
+    errors pass.
     """
     try:
+        await memory.acheck_session()
         yield
     except StoreError as raised:
         error = raised.__cause__
@@ -55,7 +57,7 @@ def store_errors(what: str, session_id: str) -> Iterator[None]:
         logger.warning(
             "%s (session %r, database failed: %s).",
             what,
-            session_id,
+            memory.session_id,
             type(error).__name__,
         )
         raise StoreError(
@@ -154,8 +156,7 @@ class MemoryRetriever(BaseRetriever):
             return []
         memory = self.memory
         nodes = []
-        with store_errors("The memory could not be searched", memory.session_id):
-            await memory.acheck_session()
+        async with opened_session(memory, "The memory could not be searched"):
             if self._facts:
                 facts = await memory.facts.asearch(
                     question, similarity_top_k=self.similarity_top_k, **self._wanted

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index.core.tools.tool_spec.base import BaseToolSpec
 
-from llama_index_memory_ext.agents.retriever import MemoryRetriever, store_errors
+from llama_index_memory_ext.agents.retriever import MemoryRetriever, opened_session
 from llama_index_memory_ext.background.loop import in_sync
 from llama_index_memory_ext.checks.clauses import denies, sentences_at
 from llama_index_memory_ext.checks.evidence import Span, find_quote
@@ -286,8 +286,7 @@ class MemoryToolSpec(BaseToolSpec):
             category=read_category(category, tuple(block.categories)),
             confidence=max(_CONFIDENCE, block.min_confidence),
         )
-        with store_errors("Nothing was remembered", self.memory.session_id):
-            await self.memory.acheck_session()
+        async with opened_session(self.memory, "Nothing was remembered"):
             extractor = block.extractor(self.memory.session_id)
             lines, results = await self._recent_lines(extractor, quote)
             results_text = "\n".join(result.text for result in results)
@@ -329,8 +328,7 @@ class MemoryToolSpec(BaseToolSpec):
         problems = []
         if not names:
             problems = [f"Nothing was forgotten: facts is empty. {_HOW_TO_NAME}"]
-        with store_errors("Nothing was forgotten", self.memory.session_id):
-            await self.memory.acheck_session()
+        async with opened_session(self.memory, "Nothing was forgotten"):
             current = await self._current_facts()
             for name in map(str, names):
                 candidates = await self._find_facts(name, current)

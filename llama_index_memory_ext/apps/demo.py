@@ -163,8 +163,8 @@ async def _close_sides(sides: list[_Side]) -> None:
             await engine.dispose()
 
 
-def run(*, with_all: bool = False) -> int:
-    """Compare the memories, and return the exit code; ``with_all`` prints the answer to each question, too."""
+def run(*, with_all: bool = False) -> None:
+    """Compare the memories; ``with_all`` prints the answer to each question, too."""
     folder = Path(tempfile.mkdtemp(prefix="demo-"))
     print(f"Model: {describe_model(choose_model())}\nDatabases: {folder}\n")
     asyncio.run(_compare(folder, with_all=with_all))
@@ -174,7 +174,6 @@ def run(*, with_all: bool = False) -> int:
     subprocess.run(command, check=False)  # noqa: S603 - the command is this program
     asyncio.run(_ask_after_kill(other_folder))
     print("\n`demo --all` prints each answer. Use it in your agent: docs/quickstart.md")
-    return 0
 
 
 async def _compare(folder: Path, *, with_all: bool) -> None:

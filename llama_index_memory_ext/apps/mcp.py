@@ -5,7 +5,6 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Collection
 from functools import wraps
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated, Any
 
 from mcp.server.mcpserver import MCPServer
@@ -13,7 +12,8 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import ToolAnnotations
 from pydantic import Field, ValidationError
 
-from llama_index_memory_ext import MemoryExtError, MemoryToolSpec
+from llama_index_memory_ext import MemoryExtError, MemoryToolSpec, __version__
+from llama_index_memory_ext.apps.cli import PACKAGE
 
 if TYPE_CHECKING:
     from llama_index_memory_ext import CondensedMemory
@@ -81,11 +81,10 @@ def memory_server(
         facts = await memory.facts.alist()
         return f"{spec.describe(facts[:limit])}{len(facts)} facts in all."
 
-    package = "llama-index-memory-ext"
     server = _Server(
-        package,
+        PACKAGE,
         instructions=_INSTRUCTIONS,
-        version=version(package),
+        version=__version__,
         # The MCP package logs the answers of tools, which may hold the user's words, at
         # lower levels.
         log_level="WARNING",

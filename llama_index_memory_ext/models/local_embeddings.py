@@ -13,7 +13,6 @@ from pydantic import BeforeValidator
 
 from llama_index_memory_ext.errors import SettingError
 
-LOCAL: Literal["local"] = "local"
 _THREADS = "OMP_NUM_THREADS"
 
 
@@ -53,7 +52,7 @@ def embed_model_of(named: Any) -> Any:
     """
     if not isinstance(named, str):
         return named
-    if named != LOCAL:
+    if named != "local":
         # The error does not repeat the text: it may be a key.
         raise SettingError(
             'embed_model must be an embedding model of LlamaIndex, "local" or None; got another str.'

@@ -205,7 +205,7 @@ async def shown(names: Names) -> dict[str, Any]:
         told["unclear by MCP"] = str(refused.value)
         exports = [await memory.aexport(), await memory.facts.aexport()]
         views = Views(memory.sql_store, {})
-        pages = Pages("", Access(writes=True))
+        pages = Pages("", Access(writes=True), views.zone)
         queries: dict[str, dict[str, str]] = {
             "session": {"id": memory.session_id, "q": question},
             "facts": {"user": user_id},

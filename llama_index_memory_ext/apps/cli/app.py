@@ -148,7 +148,7 @@ def demo(
     # Imported here: LlamaIndex takes seconds to start, and the help does not need it.
     from llama_index_memory_ext.apps.demo import run
 
-    raise typer.Exit(run(with_all=with_all))
+    run(with_all=with_all)
 
 
 def default_file() -> Path:
@@ -177,7 +177,7 @@ def find_store(db: str | None) -> ext.MemoryStore:
     return store
 
 
-async def check_store(store: ext.MemoryStore, *, create: bool = False) -> None:
+async def check_store(store: ext.MemoryStore, *, create: bool) -> None:
     """Raise a TerminalError if the store has no tables of this package.
 
     With ``create``, missing tables are no error, because the first write creates them.
@@ -344,7 +344,7 @@ def say(output: RenderableType, *, stderr: bool = False) -> None:
 
 
 def table(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], *, empty: str = ""
+    columns: Sequence[str], rows: Sequence[Sequence[str]], *, empty: str
 ) -> RenderableType:
     """Return rows as a table as wide as the screen; without rows, return the text ``empty``."""
     if not rows:

@@ -197,7 +197,7 @@ async def approve(memory: "CondensedMemory", fact_ids: _Ids) -> Output:
 
     After an error, none of them is approved.
     """
-    facts = await _find_all(memory, fact_ids)
+    facts = await _find(memory, fact_ids)
     return _listed(memory, await cli.book_of(memory).aapprove(*facts))
 
 
@@ -209,7 +209,7 @@ async def reject(
     reason: _Reason = "rejected by hand",
 ) -> Output:
     """Retire pending facts, and do not learn them again."""
-    facts = await _find_all(memory, fact_ids)
+    facts = await _find(memory, fact_ids)
     return _listed(memory, await cli.book_of(memory).areject(*facts, reason=reason))
 
 
@@ -274,8 +274,8 @@ async def edit(memory: "CondensedMemory", fact_id: _Id, **options: Any) -> Outpu
         raise UsageError(
             "pass a change: --content, --category, --confidence, --pin, --unpin or --tag."
         )
-    fact = await _find(memory, fact_id)
-    return _changed("Changed", await cli.book_of(memory).aupdate(fact.id, **fields))
+    (whole_id,) = await _find(memory, [fact_id])
+    return _changed("Changed", await cli.book_of(memory).aupdate(whole_id, **fields))
 
 
 @command("retire", "3f2a91bc")
@@ -283,15 +283,15 @@ async def retire(
     memory: "CondensedMemory", fact_id: _Id, *, reason: _Reason = "retired by hand"
 ) -> Output:
     """Hide a fact from the model, but keep it."""
-    fact = await _find(memory, fact_id)
-    return _changed("Retired", await cli.book_of(memory).aretire(fact.id, reason))
+    (whole_id,) = await _find(memory, [fact_id])
+    return _changed("Retired", await cli.book_of(memory).aretire(whole_id, reason))
 
 
 @command("restore", "3f2a91bc")
 async def restore(memory: "CondensedMemory", fact_id: _Id) -> Output:
     """Show a retired fact to the model again."""
-    fact = await _find(memory, fact_id)
-    return _changed("Restored", await cli.book_of(memory).arestore(fact.id))
+    (whole_id,) = await _find(memory, [fact_id])
+    return _changed("Restored", await cli.book_of(memory).arestore(whole_id))
 
 
 @command("forget", "3f2a91bc")
@@ -303,7 +303,7 @@ async def forget(
     The messages with their words stay; `forget` deletes sessions and persons.
     """
     owner = cli.whose(memory)
-    facts = await _find_all(memory, fact_ids)
+    facts = await _find(memory, fact_ids)
     if not yes:
         cli.say(facts_table([*facts.values()], owner), stderr=True)
         cli.confirm(f"Delete {pluralize(len(facts), 'fact')} of {owner} for good?")
@@ -320,36 +320,26 @@ def _changed(change: str, fact: "Fact") -> Output:
     return Output(fact, f"{change} {fact.id}: {one_line(fact.content)}")
 
 
-async def _find_all(
-    memory: "CondensedMemory", texts: Iterable[str]
-) -> dict[str, "Fact"]:
-    """Return the facts with these beginnings of ids, by id."""
+async def _find(memory: "CondensedMemory", texts: Iterable[str]) -> dict[str, "Fact"]:
+    """Return by id the facts whose ids are the texts, or alone begin with them; else raise a TerminalError."""
+    listed = await cli.book_of(memory).alist(state="all")
+    stored = {fact.id: fact for fact in listed}
     facts = {}
     for text in texts:
-        fact = await _find(memory, text)
-        facts[fact.id] = fact
+        ids = [fact_id for fact_id in stored if text and fact_id.startswith(text)]
+        if text in stored:
+            ids = [text]
+        if not ids:
+            raise TerminalError(
+                f"{cli.whose(memory)!r} has no fact {text!r} ({pluralize(len(stored), 'fact')}). "
+                "`facts list --state all` shows all."
+            )
+        if len(ids) > 1:
+            raise TerminalError(
+                f"{len(ids)} ids begin with {text!r}. Pass more characters of the id."
+            )
+        facts[ids[0]] = stored[ids[0]]
     return facts
-
-
-async def _find(memory: "CondensedMemory", text: str) -> "Fact":
-    """Return the fact whose id is the text, or alone begins with it; else raise a TerminalError."""
-    facts = await cli.book_of(memory).alist(state="all")
-    matching_facts = []
-    for fact in facts:
-        if fact.id == text:
-            return fact
-        if text and fact.id.startswith(text):
-            matching_facts.append(fact)
-    if not matching_facts:
-        raise TerminalError(
-            f"{cli.whose(memory)!r} has no fact {text!r} ({pluralize(len(facts), 'fact')}). "
-            "`facts list --state all` shows all."
-        )
-    if len(matching_facts) > 1:
-        raise TerminalError(
-            f"{len(matching_facts)} ids begin with {text!r}. Pass more characters of the id."
-        )
-    return matching_facts[0]
 
 
 def facts_table(facts: Sequence["Fact"], owner: str) -> RenderableType:

@@ -16,20 +16,6 @@ if TYPE_CHECKING:
 _FIELDS = ("content", "category", "confidence", "tags")
 
 
-class Action(NamedTuple):
-    """An action that a form asks for.
-
-    ``name``: "add", "forget-session", "forget-user", or an action on a
-    fact.
-    ``user``: the user whose facts or sessions change, or "".
-    ``item``: the id of the fact or the session, or "".
-    """
-
-    name: str
-    user: str
-    item: str
-
-
 class Target(NamedTuple):
     """The page that follows an action, with its query."""
 
@@ -37,37 +23,45 @@ class Target(NamedTuple):
     query: Mapping[str, str]
 
 
-def target_of(action: Action) -> Target:
-    """Return the page that follows an action, and that shows its form again after an error."""
-    if action.name == "forget-user":
+def target_of(form: Mapping[str, str]) -> Target:
+    """Return the page that follows the action of a form, and that shows the form again after an error."""
+    action = form["action"]
+    if action == "forget-user":
         return Target("users", {})
-    if action.name == "forget-session":
+    if action == "forget-session":
         return Target("sessions", {})
-    query = {"user": action.user}
-    if action.name in ("add", "forget-fact"):
+    query = {"user": form["user"]}
+    if action in ("add", "forget-fact"):
         return Target("facts", query)
-    return Target("fact", {**query, "fact": action.item})
+    return Target("fact", {**query, "fact": form["item"]})
 
 
-async def do(store: MemoryStore, action: Action, form: Mapping[str, str]) -> None:
-    """Carry out an action; without effect if the fact, session or user was deleted meanwhile.
+async def do(store: MemoryStore, form: Mapping[str, str]) -> None:
+    """Carry out the action of a form; without effect if the fact, session or user was deleted meanwhile.
+
+    The ``action`` is "add", "forget-session", "forget-user", or an action on a fact. The
+    ``user`` owns the facts or sessions that change, and the ``item`` is the id of the
+    fact or the session.
 
     Raises:
         FactError: No fact may have these fields of the form.
     """
-    book = FactBook(store, action.user, scope="all")
-    if action.name == "add":
+    action = form["action"]
+    user = form["user"]
+    item = form["item"]
+    book = FactBook(store, user, scope="all")
+    if action == "add":
         fields = _fields_in(form)
         if not await book.afind(fields.get("content", "")):
             await book.aadd(Fact(**fields))
-    elif action.name == "edit":
-        await book.aupdate(action.item, **_fields_in(form))
-    elif action.name in ("pin", "unpin"):
-        await book.aupdate(action.item, pinned=action.name == "pin")
-    elif action.name == "forget-user":
-        await store.forget_user(action.user, vacuum=False)
-    elif action.name == "forget-session":
-        await _forget_session(store, action.item)
+    elif action == "edit":
+        await book.aupdate(item, **_fields_in(form))
+    elif action in ("pin", "unpin"):
+        await book.aupdate(item, pinned=action == "pin")
+    elif action == "forget-user":
+        await store.forget_user(user, vacuum=False)
+    elif action == "forget-session":
+        await _forget_session(store, item)
     else:
         changes: dict[str, Any] = {
             "approve": book.aapprove,
@@ -77,8 +71,8 @@ async def do(store: MemoryStore, action: Action, form: Mapping[str, str]) -> Non
             "forget-fact": book.aforget,
         }
         with suppress(FactError):
-            await changes[action.name](action.item)
-    if action.name.startswith("forget"):
+            await changes[action](item)
+    if action.startswith("forget"):
         await store.vacuum()
 
 

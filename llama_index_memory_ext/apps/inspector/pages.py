@@ -8,8 +8,7 @@ import re
 import secrets
 from base64 import b64encode
 from dataclasses import dataclass, field
-from datetime import datetime, timezone, tzinfo
-from functools import partial
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
@@ -21,6 +20,7 @@ from llama_index_memory_ext import MemoryExtError, body_of, display_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from datetime import tzinfo
 
     from llama_index_memory_ext import Fact
 
@@ -45,7 +45,7 @@ class Access:
 
     writes: bool = False
     # 43 characters that need no escape in an address.
-    token: str = field(default_factory=partial(secrets.token_urlsafe, 32), repr=False)
+    token: str = field(default_factory=secrets.token_urlsafe, repr=False)
 
     @property
     def path(self) -> str:
@@ -148,7 +148,7 @@ class Pages:
 
     database: str
     access: Access
-    zone: tzinfo = timezone.utc
+    zone: tzinfo
 
     def render(self, template: str, **context: Any) -> str:
         """Return a page as HTML, with each value of the ``context`` escaped."""

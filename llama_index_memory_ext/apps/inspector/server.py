@@ -17,14 +17,14 @@ from starlette.responses import (
 )
 
 from llama_index_memory_ext import FactError, MemoryExtError
-from llama_index_memory_ext.apps.inspector.actions import Action, do, target_of
+from llama_index_memory_ext.apps.inspector.actions import do, target_of
 from llama_index_memory_ext.apps.inspector.pages import (
     HEADERS,
     Access,
     NotFoundError,
     Pages,
 )
-from llama_index_memory_ext.apps.inspector.views import Views, zone_of
+from llama_index_memory_ext.apps.inspector.views import Views
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,11 +53,7 @@ class Inspector:
 
     def __post_init__(self) -> None:
         self._views = Views(self.reader, self.limits)
-        self._pages = Pages(
-            self.writer.address,
-            self.access,
-            zone_of(self.limits),
-        )
+        self._pages = Pages(self.writer.address, self.access, self._views.zone)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request of ASGI."""
@@ -83,12 +79,9 @@ class Inspector:
 
     async def _act(self, form: Mapping[str, str]) -> Response:
         """Carry out the action of a form, and lead to the page that follows."""
-        action = Action(
-            form.get("action", ""), form.get("user", ""), form.get("item", "")
-        )
-        target = target_of(action)
+        target = target_of(form)
         try:
-            await do(self.writer, action, form)
+            await do(self.writer, form)
         except FactError as error:
             context: Any = {"entered": form, "error": str(error)}
             return await self._show(target.page, target.query, 400, **context)
@@ -123,7 +116,7 @@ class Inspector:
         context: dict[str, Any] = await view(defaultdict(str, query))
         return self._html(page, status, **context, **more)
 
-    def _html(self, template: str, status: int = 200, **context: Any) -> HTMLResponse:
+    def _html(self, template: str, status: int, **context: Any) -> HTMLResponse:
         return HTMLResponse(self._pages.render(template, **context), status)
 
 
@@ -135,11 +128,12 @@ def _forbidden() -> Response:
     )
 
 
-async def _form(request: Request) -> dict[str, str]:
-    """Return the fields of a form; none of a form that is longer than any of these pages sends."""
+async def _form(request: Request) -> defaultdict[str, str]:
+    """Return the fields of a form, "" for a field that it leaves out; none of a form longer than these pages send."""
     body = b""
     async for chunk in request.stream():
         body += chunk
         if len(body) > _LONGEST_FORM:
-            return {}
-    return dict(parse_qsl(body.decode(errors="replace"), keep_blank_values=True))
+            return defaultdict(str)
+    fields = parse_qsl(body.decode(errors="replace"), keep_blank_values=True)
+    return defaultdict(str, fields)

@@ -31,12 +31,6 @@ _FACT_FILTERS = ("state", "category", "tag", "day")
 Context = dict[str, Any]
 
 
-def zone_of(limits: Mapping[str, Any]) -> tzinfo:
-    """Return the time zone of the memory's settings; UTC without one."""
-    zone: tzinfo = limits.get("time_zone", timezone.utc)
-    return zone
-
-
 @dataclass(frozen=True)
 class ListPage:
     """A page of a list.
@@ -79,6 +73,12 @@ class Views:
 
     store: MemoryStore
     limits: Mapping[str, Any]
+
+    @property
+    def zone(self) -> tzinfo:
+        """The time zone of the memory's settings; UTC without one."""
+        zone: tzinfo = self.limits.get("time_zone", timezone.utc)
+        return zone
 
     async def sessions(self, query: defaultdict[str, str]) -> Context:
         """Return the sessions whose name or users contain the text ``q``, most recent first."""
@@ -142,8 +142,7 @@ class Views:
         part = query["q"]
         chosen = {name: query[name] for name in _FACT_FILTERS if query.get(name)}
         stored = await FactBook(self.store, user, scope="all").alist(state="all")
-        zone = zone_of(self.limits)
-        now = datetime.now(zone)
+        now = datetime.now(self.zone)
         counts = {name: Counter[str]() for name in _FACT_FILTERS}
         matching_facts = []
         for fact in stored:
@@ -151,7 +150,7 @@ class Views:
                 "state": [fact.state(now)],
                 "category": [fact.category],
                 "tag": fact.tags,
-                "day": [f"{fact.created_at.astimezone(zone):%Y-%m-%d}"],
+                "day": [f"{fact.created_at.astimezone(self.zone):%Y-%m-%d}"],
             }
             for name in _FACT_FILTERS:
                 counts[name].update(values[name])
@@ -207,7 +206,7 @@ class Views:
             "info": infos[0],
             "users": users,
             "user": user,
-            "times": [row.said_at(zone_of(self.limits)) for row in ends] or [None],
+            "times": [row.said_at(self.zone) for row in ends] or [None],
         }
 
 
