@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.workflow import Context, JsonSerializer, Workflow
@@ -12,8 +12,6 @@ from llama_index_memory_ext.errors import StoreError
 from llama_index_memory_ext.memory.search import check_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
 
 # A null in JSON, so that other serializers can read the context. The blank in front of
@@ -38,11 +36,9 @@ class _WithMemory(BaseSerializer):
             return self._memory
         return self._serializer.deserialize(value)
 
-    @contextmanager
-    def validation_context(self) -> Iterator[None]:
+    def validation_context(self) -> Any:
         # Older versions of LlamaIndex have no validation context.
-        with getattr(self._serializer, "validation_context", nullcontext)():
-            yield
+        return getattr(self._serializer, "validation_context", nullcontext)()
 
 
 async def restore_context(

@@ -41,7 +41,7 @@ class Inspected(httpx.AsyncClient):
         transport = httpx.ASGITransport(inspector, raise_app_exceptions=True)
         super().__init__(
             transport=transport,
-            base_url=f"http://127.0.0.1:8000{inspector.access.path}/",
+            base_url=f"http://127.0.0.1:8000/{inspector.access.token}/",
             headers={"sec-fetch-site": "same-origin"},
         )
 

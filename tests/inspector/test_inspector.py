@@ -66,7 +66,7 @@ def kind_of(address: str) -> str:
 async def crawl(client: Inspected, most: int = 12) -> dict[str, str]:
     """The pages that links lead to, by their addresses, at most so many of each kind."""
     pages: dict[str, str] = {}
-    left = [f"{client.inspector.access.path}/"]
+    left = [f"/{client.inspector.access.token}/"]
     while left:
         response = await client.get(
             f"http://127.0.0.1:8000{left.pop(0)}", follow_redirects=True

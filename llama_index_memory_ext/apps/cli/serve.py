@@ -83,7 +83,7 @@ async def _serve(inspector: Any, port: int) -> None:
             f"Port {port} cannot be used: {error.strerror}. Pass another port, or 0 for any free port."
         ) from None
     cli.say(
-        f"http://127.0.0.1:{listening.getsockname()[1]}{inspector.access.path}/\n"
+        f"http://127.0.0.1:{listening.getsockname()[1]}/{inspector.access.token}/\n"
         "Anyone on this machine with this address can see all data, until you press Ctrl-C."
     )
     server = Server(

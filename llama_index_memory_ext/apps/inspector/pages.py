@@ -47,11 +47,6 @@ class Access:
     # 43 characters that need no escape in an address.
     token: str = field(default_factory=secrets.token_urlsafe, repr=False)
 
-    @property
-    def path(self) -> str:
-        """The beginning of the path of each address."""
-        return f"/{self.token}"
-
     def allows(self, method: str, token: str, headers: Mapping[str, str]) -> bool:
         """Return whether a request is answered; POST alone may change the database."""
         if not _HOST.fullmatch(headers.get("host", "")):
@@ -168,7 +163,7 @@ class Pages:
         """Return the address of a page, with the values that are not None in its query."""
         fields = {**(query or {}), **more}
         values = {name: value for name, value in fields.items() if value is not None}
-        address = f"{self.access.path}/{page}"
+        address = f"/{self.access.token}/{page}"
         if values:
             return f"{address}?{urlencode(values)}"
         return address

@@ -43,7 +43,7 @@ _PAGES = ("sessions", "users", "session", "messages", "facts", "fact")
 class Inspector:
     """An ASGI application that shows a database: pages use ``reader``, and actions use ``writer``.
 
-    Each address begins with ``access.path``. Requests to other addresses are refused.
+    The path of each address begins with ``access.token``. Requests to other addresses are refused.
     """
 
     reader: MemoryStore
