@@ -76,7 +76,10 @@ class _Caching(_Parent):
     # texts.
     _place: ClassVar[str]
     _text: ClassVar[str]
-    _text_only: ClassVar[tuple[MessageRole, ...]]
+    _text_only: ClassVar[tuple[MessageRole, ...]] = (
+        MessageRole.SYSTEM,
+        MessageRole.DEVELOPER,
+    )
 
     def _items(self, message: ChatMessage) -> list[dict[str, Any]]:
         """Convert a message to items of the request, as LlamaIndex does."""
@@ -216,10 +219,6 @@ class CachingOpenAIResponses(_Caching, OpenAIResponses):  # type: ignore[misc]  
 
     _place: ClassVar[str] = "input"
     _text: ClassVar[str] = "input_text"
-    _text_only: ClassVar[tuple[MessageRole, ...]] = (
-        MessageRole.SYSTEM,
-        MessageRole.DEVELOPER,
-    )
 
     def _items(self, message: ChatMessage) -> list[dict[str, Any]]:
         # The parent names this model, too: then the instructions come from a
