@@ -278,7 +278,10 @@ def memory_on(
     extract_facts: bool = False,
     **settings: Any,
 ) -> ext.CondensedMemory:
-    """Return the memory of a session, or of a user without a session; the ``settings`` are its own."""
+    """Return the memory of a session, or of a user without a session.
+
+    ``settings``: further arguments of ``CondensedMemory.from_defaults``.
+    """
     return ext.CondensedMemory.from_defaults(
         NO_SESSION if session is None else session,
         chat_store=store,
