@@ -186,10 +186,8 @@ class Window:
 
     def is_before(self, last: Window) -> bool:
         """Return whether the ``last`` window of the same log was read further, or as far with more slides."""
-        if replace(self.seen, last_id=0) != replace(last.seen, last_id=0):
-            return False
         here = (self.seen.last_id, self.slides)
-        return here < (last.seen.last_id, last.slides)
+        return self.place == last.place and here < (last.seen.last_id, last.slides)
 
     def until_summary(self) -> Window:
         """Return the window within its limits, with as many entries as possible, while a summary is made.

@@ -376,10 +376,7 @@ class EmbeddingRanker:
 
         def ended(task: asyncio.Task[None]) -> None:
             del self._tasks[task]
-            if task.cancelled():
-                error = None
-            else:
-                error = task.exception()
+            error = None if task.cancelled() else task.exception()
             if error is not None:
                 _pause(self._model, back_off, type(error).__name__)
 

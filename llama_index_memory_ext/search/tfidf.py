@@ -305,7 +305,9 @@ class TfidfRanker:
 
         The related words of each word of a short query have a weight together.
         """
-        words = self._query_words(query, codes)
+        words = [
+            word for word in self._words_in(query) if not is_function_word(word, codes)
+        ]
         counts = Counter(self._forms_of(word, codes) for word in words)
         weights = defaultdict[Group, float](float)
         for group, number in counts.items():
@@ -316,12 +318,6 @@ class TfidfRanker:
                 related = self._written(related_terms(term), "en")
                 weights[related] += _RELATED_WEIGHT * (1 + log(number))
         return weights
-
-    def _query_words(self, query: str, codes: Sequence[str]) -> list[str]:
-        words = list(self._words_in(query))
-        if not self._has_languages:
-            return words
-        return [word for word in words if not is_function_word(word, codes)]
 
     def _forms_of(self, word: str, codes: Iterable[str]) -> Group:
         """Return the words of the documents with the stem of a word in English or one of the languages."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
-from llama_index.core.base.llms.types import ChatMessage, MessageRole, ToolCallBlock
+from llama_index.core.base.llms.types import ChatMessage, MessageRole
 
 from llama_index_memory_ext.text.messages import (
     ASSISTANT_ROLES,
-    CALL_KEYS,
     RESULT_ROLES,
+    calls_of,
     clean,
 )
 
@@ -66,7 +66,7 @@ def spoken(message: ChatMessage) -> str:
     text: str = clean(message.content or "").strip()
     if message.role == MessageRole.USER:
         return text
-    if message.role not in ASSISTANT_ROLES or has_calls(message) or runs_code(message):
+    if message.role not in ASSISTANT_ROLES or calls_of(message) or runs_code(message):
         return ""
     thoughts = _REACT.match(text)
     if thoughts:
@@ -77,13 +77,6 @@ def spoken(message: ChatMessage) -> str:
 def is_answer(message: ChatMessage) -> bool:
     """Return whether a message is a final answer: the assistant says something in it, and calls no tool."""
     return message.role in ASSISTANT_ROLES and bool(spoken(message))
-
-
-def has_calls(message: ChatMessage) -> bool:
-    """Return whether a message has tool calls, without reading the calls, which takes much longer."""
-    return any(message.additional_kwargs.get(key) for key in CALL_KEYS) or any(
-        isinstance(block, ToolCallBlock) for block in message.blocks
-    )
 
 
 def runs_code(message: ChatMessage) -> bool:
@@ -198,7 +191,7 @@ def count_leaving(
 
 def ends_with_answer(turn: Sequence[ChatMessage]) -> bool:
     """Return whether a turn ends with an answer; False for no messages."""
-    return bool(turn) and turn[-1].role in ASSISTANT_ROLES and not has_calls(turn[-1])
+    return bool(turn) and turn[-1].role in ASSISTANT_ROLES and not calls_of(turn[-1])
 
 
 def leaving_at_end(messages: Sequence[ChatMessage]) -> int:

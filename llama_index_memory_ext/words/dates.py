@@ -363,11 +363,13 @@ def _past_period(sentence: str, today: date, *, is_short: bool) -> Period | None
     if not (asks_past or _is_own(plain, is_short=is_short)):
         return None
     named = _periods_in(sentence, today, asks_past=asks_past or is_short)
-    period = _spanned([*relative_periods(plain, today), *named])
-    if asks_past:
-        period = period or Period(date.min, today)
-        return period if period.start <= today else None
-    return period if period and period.end < today else None
+    periods = [*relative_periods(plain, today), *named]
+    if not periods:
+        return Period(date.min, today) if asks_past else None
+    last = max(period.end for period in periods)
+    period = Period(min(periods).start, last)
+    is_past = period.start <= today if asks_past else last < today
+    return period if is_past else None
 
 
 def _is_own(sentence: str, *, is_short: bool) -> bool:
@@ -387,14 +389,6 @@ def _asks_past(sentence: str) -> bool:
 
 def _has(section: str, text: str) -> bool:
     return phrases("past", section).search(text) is not None
-
-
-def _spanned(periods: Sequence[Period]) -> Period | None:
-    """Return the period from the first day of all periods to their last day; None without periods."""
-    if periods:
-        last = max(period.end for period in periods)
-        return Period(min(periods).start, last)
-    return None
 
 
 def _periods_in(sentence: str, today: date, *, asks_past: bool) -> Iterator[Period]:

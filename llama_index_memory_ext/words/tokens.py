@@ -125,7 +125,7 @@ def words_of(text: str) -> Iterator[Word]:
         if match.lastgroup == "unspaced":
             yield from _pairs_of(written)
         elif written not in STOP_WORDS:
-            yield _word(written)
+            yield Word(written, term_of(written, "en"))
     for day in days:
         yield Word(day, day)
 
@@ -136,12 +136,6 @@ def _pairs_of(characters: str) -> Iterator[Word]:
         pair = first + second
         if pair not in STOP_PAIRS and not STOP_CHARACTERS.issuperset(pair):
             yield Word(pair, pair)
-
-
-# An index keeps the words of its documents, so equal words share one object.
-@lru_cache(maxsize=100_000)
-def _word(written: str) -> Word:
-    return Word(written, term_of(written, "en"))
 
 
 # A text is analyzed as a document and as the context of its neighbours.
@@ -272,8 +266,6 @@ def languages_of(text: str, among: tuple[str, ...] | None = None) -> tuple[str, 
     >>> languages_of("Wo wohne ich?"), languages_of("Where do I live?"), languages_of("Python?")
     (('de',), ('en',), ())
     """
-    if among is not None and len(among) == 1:
-        return among
     codes = _plausible_languages(_scores(ends_of(text).casefold()))
     if among is None:
         return tuple(codes)
