@@ -125,7 +125,7 @@ def words_of(text: str) -> Iterator[Word]:
         if match.lastgroup == "unspaced":
             yield from _pairs_of(written)
         elif written not in STOP_WORDS:
-            yield Word(written, term_of(written, "en"))
+            yield _word(written)
     for day in days:
         yield Word(day, day)
 
@@ -136,6 +136,13 @@ def _pairs_of(characters: str) -> Iterator[Word]:
         pair = first + second
         if pair not in STOP_PAIRS and not STOP_CHARACTERS.issuperset(pair):
             yield Word(pair, pair)
+
+
+# An index keeps the words of its documents, so equal words share one object. Without
+# the cache, indexing takes a fifth longer.
+@lru_cache(maxsize=100_000)
+def _word(written: str) -> Word:
+    return Word(written, term_of(written, "en"))
 
 
 # A text is analyzed as a document and as the context of its neighbours.
