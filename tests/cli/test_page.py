@@ -25,20 +25,20 @@ def options_of(command: Any) -> Iterator[str]:
 
 
 def test_each_command_has_a_section() -> None:
-    headings = re.findall(r"^## (.+)$", PAGE, re.MULTILINE)
+    headings = re.findall(r"^## (.+?): ", PAGE, re.MULTILINE)
     named = {name for heading in headings for name in heading.split(" and ")}
     assert set(APP.commands) - named == set()
 
 
 def test_each_command_for_facts_is_in_the_table() -> None:
-    section = PAGE.split("\n## facts\n")[1].split("\n## ")[0]
+    section = PAGE.split("\n## facts: ")[1].split("\n## ")[0]
     first_cells = re.findall(r"^\| (`.+?) \|", section, re.MULTILINE)
     named = set(re.findall(r"`(\w+)`", " ".join(first_cells)))
     assert named == set(APP.commands["facts"].commands)
 
 
 def test_each_option_on_the_page_exists() -> None:
-    text = PAGE.split("\n## For all commands\n")[1]
+    text = PAGE.split("\n## Which options do all commands have?\n")[1]
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text))
     assert named - set(options_of(APP)) - {"--help"} == set()
 
