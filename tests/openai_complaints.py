@@ -82,15 +82,6 @@ def why_pictures_refused(body: dict[str, Any]) -> str | None:
     return None
 
 
-def why_addresses_refused(body: dict[str, Any]) -> str | None:
-    """The complaint of a server that cannot load a picture from its address any more, or None."""
-    for _, _, part in _parts(body):
-        address = part.get("image_url", {}).get("url", "data:")
-        if not address.startswith("data:"):
-            return f"Error while downloading {address}. Upstream status code: 404."
-    return None
-
-
 def _why_key_refused(key: Any) -> str | None:
     if key is None or (isinstance(key, str) and len(key) <= _KEY_CHARACTERS):
         return None

@@ -16,16 +16,6 @@ from llama_index_memory_ext.text.messages import clean
 from llama_index_memory_ext.words import visible
 
 
-def test_a_fact_needs_nothing_but_its_content() -> None:
-    fact = Fact(
-        content="Prefers pytest for testing", confidence=0.9, category="preference"
-    )
-    assert (fact.namespace, fact.session_id, fact.message_ids) == ("", None, ())
-    assert not fact.retired
-    assert not fact.pinned
-    assert fact.id != Fact(content="Prefers pytest for testing").id
-
-
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [

@@ -43,20 +43,6 @@ from tests.scripted_models import StartModel
 COUNTER = TokenCounter()
 
 
-async def test_users_do_not_see_each_others_facts(open_memory: OpenMemory) -> None:
-    """Nor do sessions that belong to no user."""
-    ann, bob = open_memory("a", user_id="ann"), open_memory("b", user_id="bob")
-    nobody, else_ = open_memory("c"), open_memory("d")
-    await ann.facts.aadd("Likes tea", confidence=0.9)
-    await nobody.facts.aadd("Likes rain")
-    for memory in (ann, bob, nobody, else_):
-        await memory.aput(user("What do I like?"))
-    texts = [
-        shown(sent_text(await memory.aget())) for memory in (ann, bob, nobody, else_)
-    ]
-    assert texts == [["Likes tea"], [], ["Likes rain"], []]
-
-
 async def test_one_block_may_serve_two_users_memories(
     open_plain_memory: OpenPlainMemory, start_model: StartModel
 ) -> None:
@@ -406,28 +392,6 @@ async def test_extraction_starts_with_the_answer_and_reads_each_turn_once(
     await memory.facts_block.await_jobs("monday")
     assert likes(server.requests) == [["tea"], ["rain"]]
     assert (await memory.astats()).pending == 0
-
-
-async def test_facts_can_be_looked_at_and_changed(open_memory: OpenMemory) -> None:
-    memory = open_memory("chat", user_id="ann")
-    book = memory.facts
-    tea = await book.aadd(
-        Fact(content="Likes tea", confidence=0.8, category="preference")
-    )
-    rain = await book.aadd("Hates rain")
-    assert {fact.content for fact in await book.alist()} == {"Likes tea", "Hates rain"}
-    assert (await book.aupdate(tea.id, content="Likes green tea")).confidence == 0.8
-    await book.aretire(rain.id, "the sun came out")
-    assert [fact.content for fact in await book.alist()] == ["Likes green tea"]
-    await book.arestore(rain.id)
-    exported = await book.aexport()
-    other = open_memory("other", user_id="bob").facts
-    assert await other.aimport(exported) == 2
-    assert {fact.namespace for fact in await other.alist()} == {"bob"}
-    assert await book.aforget(tea.id) == 1
-    assert await book.aforget() == 1
-    assert await book.alist() == []
-    assert len(await other.alist()) == 2
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])

@@ -267,23 +267,6 @@ async def test_a_number_of_messages_can_be_the_limit(
         assert (len(entries), entries[-1][1]) == (length, f"answer {i}")
 
 
-async def test_one_long_message_is_clipped_and_leaves_room_for_others(
-    open_block: OpenBlock,
-) -> None:
-    block = open_block(token_limit=1_000)
-    entries = await shown(
-        block,
-        user("I am Logan."),
-        assistant("Hello."),
-        user(f"a log: {LONG}"),
-        assistant("I see."),
-    )
-    assert [role for role, _ in entries] == ["user", "assistant", "user", "assistant"]
-    assert entries[0][1] == "I am Logan."
-    assert entries[2][1].startswith("a log: w0")
-    assert "tokens left out ...]" in entries[2][1]
-
-
 async def test_a_call_and_its_results_share_the_room_of_one_message(
     open_block: OpenBlock,
 ) -> None:

@@ -6,7 +6,6 @@ from datetime import date, datetime, timezone
 
 import pytest
 
-from llama_index_memory_ext.checks.comparison import says_more
 from llama_index_memory_ext.fact import Fact, duplicate_key
 from llama_index_memory_ext.learning.reply import NewFact
 from llama_index_memory_ext.learning.validation import ValidatedReply, validate_reply
@@ -43,22 +42,13 @@ def is_statement(content: str, said: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("section", "most"),
-    [
-        ("negation added", 0),
-        ("negation dropped", 0),
-        ("reversed", 0),
-        ("persons swapped", 0),
-    ],
+    "section", ["negation added", "negation dropped", "reversed", "persons swapped"]
 )
 def test_the_contrary_of_what_was_said_is_stored_in_the_users_words(
-    section: str, most: int
+    section: str,
 ) -> None:
-    wrong = []
     for said, content in rows("reversals.txt", section):
-        if stored(content, said).rstrip(".。") not in said:
-            wrong.append(content)
-    assert len(wrong) <= most, wrong
+        assert stored(content, said).rstrip(".。") in said
 
 
 def test_of_a_fact_with_a_rider_only_the_users_words_are_stored() -> None:
@@ -177,6 +167,7 @@ def test_the_users_words_are_checked_as_a_statement_is(said: str, content: str) 
         ("Non mangio carne.", "Non mangia carne"),
         ("I don't own a car.", "Does not own a car"),
         ("我在北京工作", "在北京工作"),
+        ("我有两只猫", "有2只猫"),
         ("大阪に住んでいます。", "大阪に住んでいる"),
     ],
 )
@@ -211,14 +202,6 @@ def test_a_script_without_spaces_is_stored_in_the_users_words() -> None:
         assert stored(content, said) == said
 
 
-def test_a_name_may_be_known_from_before() -> None:
-    day = date(2025, 11, 20)
-    assert says_more("Brother Bob visits often", "My brother visits often", "", day)
-    assert not says_more(
-        "Brother Bob visits me often", "My brother visits often", "Bob", day
-    )
-
-
 @pytest.mark.parametrize(
     ("said", "quote"),
     [
@@ -245,4 +228,5 @@ def test_marks_that_writers_leave_out_hide_no_quote(said: str, quote: str) -> No
 def test_the_words_tell_what_is_over(said: str, content: str, said_as: str) -> None:
     (fact,) = learned(content, said).accepted
     assert fact.said_as == said_as
-    assert (fact.valid_until is not None) is (said_as == "past")
+    yesterday = date(2025, 11, 19)
+    assert fact.valid_until == (yesterday if said_as == "past" else None)

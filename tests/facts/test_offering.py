@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from datetime import datetime, timezone
 
 from llama_index_memory_ext import Fact, TfidfRanker, TokenCounter
 from llama_index_memory_ext.facts.ranking import document_of
@@ -25,7 +24,6 @@ THINGS = [
     "parade",
     "workshop",
 ]
-DAY = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 
 def events(count: int) -> list[Fact]:

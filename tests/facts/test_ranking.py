@@ -16,7 +16,6 @@ from llama_index_memory_ext.facts.explanation import Explanation, format_facts
 from llama_index_memory_ext.facts.lines import counted_line, fact_line
 from llama_index_memory_ext.facts.ranking import (
     FIRST_SHARE,
-    Ranking,
     ShowableFacts,
     Weights,
     document_of,
@@ -288,15 +287,6 @@ def test_formatted_facts_keep_to_the_limit(limit: int, question: str) -> None:
     assert TokenCounter().count(format_facts(STACK, limit, question)) <= limit
 
 
-def ranking_of(facts: Sequence[Fact], question: str) -> Ranking:
-    ranker, counter = TfidfRanker(), TokenCounter()
-    ranker.add(map(document_of, facts))
-    lines = {fact.id: counted_line(fact, counter) for fact in facts}
-    return ShowableFacts(facts, ranker, lines=lines).score(
-        question, [], Weights(recency=0.4)
-    )
-
-
 @given(
     entries=st.lists(st.tuples(st.integers(1, 30), st.booleans())),
     limit=st.integers(0, 2_000),
@@ -309,7 +299,7 @@ def test_pinned_facts_overtake_others_within_their_share(
         Fact(content=f"{i}" + " tea" * words, pinned=pinned)
         for i, (words, pinned) in enumerate(entries)
     ]
-    ranking = ranking_of(made, "tea")
+    ranking = showable_of(made).score("tea", [], Weights(recency=0.4))
     facts = [entry.fact for entry in ranking.best_first()]
     tokens = {name: line.tokens for name, line in ranking.showable.lines.items()}
     shown = [entry.fact for entry in ranking.fit(limit)]
@@ -340,7 +330,7 @@ def test_the_facts_that_fit_are_shown_best_first(
         Fact(content=f"{i} is" + " tea" * some, confidence=some / 40)
         for i, some in enumerate(words)
     ]
-    ranking = ranking_of(facts, question)
+    ranking = showable_of(facts).score(question, [], Weights(recency=0.4))
     tried, left = [], limit
     for entry in ranking.best_first():
         tokens = ranking.showable.lines[entry.fact.id].tokens
@@ -363,25 +353,6 @@ def test_pinned_facts_and_corrections_come_first_and_retired_ones_never() -> Non
     assert "Is called Ann" in lines[1]
     assert "Docker" in lines[2]
     assert len(lines) == len(STACK) + 2
-
-
-CONTENTS = st.lists(
-    st.text(min_size=1).filter(lambda text: visible(text).strip()), max_size=5
-)
-
-
-def fact(content: str) -> Fact:
-    return Fact(content=content, created_at=THEN)
-
-
-@given(CONTENTS)
-def test_the_tokens_of_lines_add_up(contents: list[str]) -> None:
-    counter = TokenCounter()
-    lines = [fact_line(fact(content)) for content in contents]
-    counts = [counter.count(line) for line in lines]
-    assert counter.count("<relevant_facts>\n" + "".join(lines)) == counter.count(
-        "<relevant_facts>\n"
-    ) + sum(counts)
 
 
 SAID = "I'm Logan and I live in Paris"
@@ -431,15 +402,6 @@ async def test_the_words_in_common_are_also_of_the_source_and_of_earlier_turns()
     assert by_content["Likes tea"].matched == ("tea",)
     assert by_content["Is called Logan"].matched == ("logan",)
     assert by_content["Lives in Paris"].matched == ("logan",)
-
-
-async def test_what_is_left_out_says_why() -> None:
-    found = await explanation_of("Which canoe?", min_similarity=0.5)
-    assert {one.fact.content: one.why for one in found.facts if one.injected} == {
-        "Owns a canoe": "like the question",
-        "Is allergic to nuts": "pinned",
-    }
-    assert "left out: too little in common" in repr(found)
 
 
 ASKED_ONE_BY_ONE = (

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from llama_index_instrumentation.event_handlers import BaseEventHandler
 
 from llama_index_memory_ext import (
     CondensedMemory,
@@ -17,12 +16,15 @@ from llama_index_memory_ext import (
     MemoryStore,
     MemoryToolSpec,
 )
-from llama_index_memory_ext.events import FactsExtractedEvent, dispatcher
+from llama_index_memory_ext.events import FactsExtractedEvent
 from llama_index_memory_ext.fact import utc_now
 from llama_index_memory_ext.facts.book import FactBook
 from tests.conversation import assistant, sent_text, user
+from tests.memory.test_events import Listener, heard
 from tests.openai_server import Message, Model, OpenAIServer, call, say
 from tests.scripted_models import StartModel
+
+__all__ = ["heard"]
 
 Reviewed = Callable[..., tuple[CondensedMemory, OpenAIServer]]
 OSLO: dict[str, Any] = {
@@ -324,24 +326,16 @@ async def test_what_the_user_asks_to_remember_needs_no_other_yes(
     assert await contents(memory, state="pending") == []
 
 
-async def test_an_event_names_what_is_pending(reviewed: Reviewed) -> None:
-    class Handler(BaseEventHandler):
-        seen: list[FactsExtractedEvent] = []  # noqa: RUF012 - a field
-
-        def handle(self, event: Any, **_: Any) -> None:
-            self.seen += [event] if isinstance(event, FactsExtractedEvent) else []
-
-    handler = Handler()
-    dispatcher.add_event_handler(handler)
-    try:
-        forgotten = {"quote": "forget that I like tea", "ends": 1}
-        memory, _ = reviewed([TEA], [forgotten])
-        await tell(memory, "I like tea.")
-        (fact,) = await memory.facts.alist(state="pending")
-        await tell(memory, "Please forget that I like tea.")
-    finally:
-        dispatcher.event_handlers.remove(handler)
-    assert [(event.new, event.pending, event.retired) for event in handler.seen] == [
+async def test_an_event_names_what_is_pending(
+    reviewed: Reviewed, heard: Listener
+) -> None:
+    forgotten = {"quote": "forget that I like tea", "ends": 1}
+    memory, _ = reviewed([TEA], [forgotten])
+    await tell(memory, "I like tea.")
+    (fact,) = await memory.facts.alist(state="pending")
+    await tell(memory, "Please forget that I like tea.")
+    events = heard.of(FactsExtractedEvent)
+    assert [(event.new, event.pending, event.retired) for event in events] == [
         ([fact.id], [fact.id], []),
         ([], [], [fact.id]),
     ]

@@ -27,7 +27,7 @@ from llama_index.core.storage.chat_store.base_db import MessageStatus
 from llama_index_memory_ext import CondensedMemory, MemoryStore, TokenCounter
 from tests.conversation import assistant, calling, record, sent_text, user
 from tests.memories import OpenMemory
-from tests.openai_complaints import why_addresses_refused, why_pictures_refused
+from tests.openai_complaints import why_pictures_refused
 from tests.openai_server import say
 from tests.record.test_limits import PIXEL
 from tests.scripted_models import StartModel
@@ -214,21 +214,6 @@ async def test_a_model_that_reads_text_alone_refuses_one_turn_after_a_picture(
         answer = await FunctionAgent(llm=reading).run(question, memory=memory)
         assert str(answer) == "Hello."
     assert len(server.refusals) == 1
-
-
-async def test_an_address_that_has_expired_refuses_no_turn(
-    open_memory: OpenMemory, start_model: StartModel
-) -> None:
-    """It is sent with its own turn alone."""
-    llm, server = start_model(lambda messages, tools: say("A cat."))
-    memory = open_memory()
-    picture = ImageBlock(url="https://127.0.0.1:1/cat.png")
-    await FunctionAgent(llm=llm).run(showing(picture), memory=memory)
-    server.complain = why_addresses_refused
-    for question in ("What colour has it?", "Is it large?"):
-        await FunctionAgent(llm=llm).run(question, memory=memory)
-    assert server.refusals == []
-    assert "[image: https://127.0.0.1:1/cat.png]" in str(server.requests[-1])
 
 
 async def test_bytes_are_sent_again_and_addresses_are_not(

@@ -269,20 +269,6 @@ async def test_a_person_who_leaves_a_shared_session_takes_their_messages_along(
     assert "Esmeralda" not in await ask(bob)
 
 
-async def test_a_temporary_memory_has_them_and_stores_nothing(
-    database_uri: str,
-) -> None:
-    options = {**OPTIONS, "async_database_uri": database_uri}
-    async with CondensedMemory.from_defaults("old", **options) as memory:
-        await memory.aput(user("Hello."))
-    async with CondensedMemory.from_defaults(
-        "chat", temporary=True, **options
-    ) as memory:
-        await with_sticky_boat(memory)
-    async with CondensedMemory.from_defaults("chat", **options) as memory:
-        assert BOAT not in await ask(memory)
-
-
 async def test_the_stored_choice_has_no_words(open_on: Open) -> None:
     memory = await with_sticky_boat(open_on())
     state = await memory.sql_store.readers.cursor("chat", "condensed_memory")

@@ -105,18 +105,6 @@ async def memory(open_memory: OpenMemory) -> CondensedMemory:
     return memory
 
 
-async def test_what_has_left_the_record_comes_back_for_a_question(
-    memory: CondensedMemory,
-) -> None:
-    prompt = await ask(memory, "What does Caroline breed?")
-    assert CAROLINE in recalled(prompt)
-    assert CAROLINE not in verbatim(prompt)
-    assert (
-        COUNTER.count(prompt.partition("<memory>\n")[2].partition("</memory>")[0])
-        <= 900
-    )
-
-
 async def test_it_stands_behind_the_record_under_a_heading_in_the_order_in_which_it_was_said(
     open_memory: OpenMemory,
 ) -> None:
@@ -265,22 +253,6 @@ async def test_a_text_from_before_cannot_open_or_close_an_element(
         assert tag not in prompt
     for tag in (EARLIER_OPENING, EARLIER_CLOSING, "</condensed_memory>", "</memory>"):
         assert prompt.count(tag) == 1
-
-
-async def test_two_sessions_never_see_what_belongs_to_the_other(
-    open_memory: OpenMemory,
-) -> None:
-    for name, other in (("ann", "bob"), ("bob", "ann")):
-        memory = open_memory(name, **SMALL)
-        await say(
-            memory,
-            user(f"Caroline breeds alpacas with {name}."),
-            assistant("How nice."),
-        )
-        await fill(memory)
-        prompt = await ask(memory, "What about Caroline?")
-        assert f"alpacas with {name}" in prompt
-        assert other not in prompt
 
 
 # ---- questions -----------------------------------------------------------------------------------------

@@ -519,22 +519,6 @@ def test_a_request_for_a_summary_fits_into_the_window(
     assert answer <= more[1]
 
 
-async def test_flushing_tries_again_at_once(
-    open_block: OpenBlock, start_model: StartModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(LogBlock, "retry_seconds", 3600.0)
-    fails = [True]
-    llm, _ = start_model(
-        lambda messages, tools: say("") if fails else count_up(messages, tools)
-    )
-    block = open_block(llm=llm, **SIX_KEEP_TWO)
-    await block.aput(turns(1, 4), session_id="chat")
-    assert summary_in(await shown(block)) == ""
-    fails.clear()
-    await block.aflush("chat")
-    assert "question 3, answer 3]" in await block.asummary("chat")
-
-
 @pytest.mark.parametrize(
     "again",
     [{}, {"condensed_token_limit": 900}, {"recall_token_limit": 1_800}],

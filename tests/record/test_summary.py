@@ -90,11 +90,6 @@ TRIP_SO_FAR = (
     "She is allergic to nuts. The assistant found the Hotel Tejo for 92 euros a night (booking number HT-48213). "
     "Ann has not decided on the hotel."
 )
-TERRA = (
-    user("Which restaurant is open on Sunday?"),
-    assistant("Terra is open."),
-    user("Then I take Terra."),
-)
 TOLD = [
     "The user Ann plans a trip to Lisbon.",
     "Ann goes to Lisbon on 2026-05-03. Her budget is 1800 euros.",
@@ -383,19 +378,6 @@ async def ask(
     )
     assert server.refusals == []
     return text, server.requests
-
-
-async def test_the_answer_of_the_model_is_the_summary(start_model: StartModel) -> None:
-    text, requests = await ask(
-        start_model,
-        say("<think>He says so.</think>The user is Logan."),
-        "He likes tea.",
-    )
-    assert text == "The user is Logan."
-    (request,) = requests
-    assert [message["role"] for message in request] == ["system", "user"]
-    assert "He likes tea." in str(request[1]["content"])
-    assert "I am Logan." in str(request[1]["content"])
 
 
 @pytest.mark.parametrize("limit", [30, 99, 100])
