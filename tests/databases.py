@@ -217,6 +217,24 @@ def store(any_database_uri: str | None, open_store: OpenStore) -> MemoryStore:
     return open_store(any_database_uri)
 
 
+@pytest.fixture
+def file_store(database_uri: str, open_store: OpenStore) -> MemoryStore:
+    """A store on a file, for what does not depend on the database."""
+    return open_store(database_uri)
+
+
+@pytest.fixture(params=["database_uri", "postgres_uri"], ids=["file", "postgres"])
+def lasting_database_uri(request: pytest.FixtureRequest) -> str:
+    """The address of a file, and of a server. A database in memory is read by the statements of a file."""
+    uri: str = request.getfixturevalue(request.param)
+    return uri
+
+
+@pytest.fixture
+def lasting_store(lasting_database_uri: str, open_store: OpenStore) -> MemoryStore:
+    return open_store(lasting_database_uri)
+
+
 # The ways in which an engine is given an isolation level.
 ENGINES_AT: dict[str, Callable[[str, Any], AsyncEngine]] = {
     "argument": lambda uri, level: create_async_engine(uri, isolation_level=level),

@@ -15,6 +15,9 @@ from llama_index_memory_ext import (
     MemoryStore,
 )
 from llama_index_memory_ext.facts.book import FactBook
+from tests.databases import file_store as store
+
+__all__ = ["store"]
 
 NOON, DAY = datetime(2026, 3, 10, 12, tzinfo=timezone.utc), timedelta(days=1)
 

@@ -90,13 +90,12 @@ async def test_searches_and_explanations_do_not_hold_the_event_loop(
         )
 
 
-@pytest.mark.parametrize("any_database_uri", ["file", "postgres"], indirect=True)
 async def test_an_import_has_the_time_of_a_call_for_each_page(
-    any_database_uri: str, monkeypatch: pytest.MonkeyPatch
+    lasting_database_uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of it takes longer than one call may."""
     exported = "".join(fact.model_dump_json() + "\n" for fact in FACTS[:2_000])
-    async with aclosing(MemoryStore(any_database_uri)) as store:
+    async with aclosing(MemoryStore(lasting_database_uri)) as store:
         book = FactBook(store, "ann")
         await book.aadd("Likes coffee")
         monkeypatch.setattr("llama_index_memory_ext.store.facts.PAGE_FACTS", 4)

@@ -19,11 +19,9 @@ from tests.scripted_models import StartModel
 
 
 async def test_the_next_session_knows_at_once_what_was_said_in_this_one(
-    any_database_uri: str | None, start_model: StartModel
+    lasting_database_uri: str, start_model: StartModel
 ) -> None:
     """The memories have stores of their own on one database. The model answers when the question is being asked."""
-    if any_database_uri is None:
-        pytest.skip("two databases in memory share nothing")
     go_on = threading.Event()
 
     def slow(messages: list[Message], tools: list[str]) -> Message:
@@ -34,7 +32,7 @@ async def test_the_next_session_knows_at_once_what_was_said_in_this_one(
     options: dict[str, Any] = {
         "user_id": "ann",
         "llm": llm,
-        "async_database_uri": any_database_uri,
+        "async_database_uri": lasting_database_uri,
     }
     monday = CondensedMemory.from_defaults("monday", **options)
     friday = CondensedMemory.from_defaults("friday", **options, wait_for_facts=60)

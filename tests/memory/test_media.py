@@ -384,9 +384,9 @@ async def test_no_prompt_exceeds_the_limit_by_what_is_added_to_the_turn(
     await memory.aclose()
 
 
-async def test_media_go_with_their_messages(any_database_uri: str | None) -> None:
+async def test_media_go_with_their_messages(lasting_database_uri: str) -> None:
     """Also where another process deletes them."""
-    store = MemoryStore(any_database_uri)
+    store = MemoryStore(lasting_database_uri)
     options: dict[str, Any] = {"chat_store": store, "extract_facts": False}
     here, there = (CondensedMemory.from_defaults("chat", **options) for _ in range(2))
     await told(here, showing())

@@ -91,10 +91,10 @@ async def days_of(memory: CondensedMemory) -> list[int]:
 
 @pytest.mark.parametrize("redact", [None, str])
 async def test_an_import_keeps_when_a_message_was_stored(
-    open_memory: OpenMemory, any_database_uri: str | None, redact: type[str] | None
+    open_memory: OpenMemory, lasting_database_uri: str, redact: type[str] | None
 ) -> None:
     """Which is no part of the message: a day as in "yesterday" counts from there, and ids lead to their messages."""
-    old = open_memory("old", async_database_uri=any_database_uri)
+    old = open_memory("old", async_database_uri=lasting_database_uri)
     messages = [
         ChatMessage("I moved.", additional_kwargs={"message_id": f"m-{number}"})
         for number in range(1_500)
@@ -186,10 +186,10 @@ def known(message_id: str, text: str) -> dict[str, Any]:
 
 
 async def test_an_import_counts_the_messages_that_it_has_stored(
-    open_memory: OpenMemory, any_database_uri: str | None
+    open_memory: OpenMemory, lasting_database_uri: str
 ) -> None:
     """A repeated message is stored once, in a file and in the session."""
-    memory = open_memory(async_database_uri=any_database_uri)
+    memory = open_memory(async_database_uri=lasting_database_uri)
     talk = [known("a", "One."), known("b", "Two."), known("a", "One.")]
     assert await memory.aimport(talk) == 2
     assert await memory.aimport([*talk, TURNS[0]]) == 1
@@ -210,12 +210,12 @@ async def test_an_import_counts_the_messages_that_it_has_stored(
 )
 async def test_no_message_is_lost_for_the_id_of_another(
     open_memory: OpenMemory,
-    any_database_uri: str | None,
+    lasting_database_uri: str,
     talk: list[dict[str, Any]],
     redact: Any,
 ) -> None:
     """Two messages with one id, in a file or with the session, are a mistake, and nothing is stored."""
-    memory = open_memory(async_database_uri=any_database_uri, redact=redact)
+    memory = open_memory(async_database_uri=lasting_database_uri, redact=redact)
     await memory.aimport([known("a", "One.")])
     with pytest.raises(
         MessageError, match=r"messages\[2\].* another message_id"

@@ -440,8 +440,6 @@ async def test_no_user_can_have_the_namespace_of_a_session(store: MemoryStore) -
         on(store, namespace)
 
 
-# A file and a database in memory are read by the same statements.
-@pytest.mark.parametrize("any_database_uri", ["file", "postgres"], indirect=True)
 @pytest.mark.parametrize("seed", range(8))
 async def test_random_interleavings_show_nobody_the_words_of_another(
     store: MemoryStore, seed: int

@@ -23,17 +23,14 @@ from llama_index_memory_ext.store.cache import size_of_caches
 from llama_index_memory_ext.store.facts import NOTHING_READ
 from tests.conversation import assistant, sent_text, user
 from tests.databases import OpenStore
+from tests.databases import file_store as store
+
+__all__ = ["store"]
 
 SMALL: dict[str, Any] = {
     "condensed_token_limit": 900, "recall_token_limit": 400, "facts_token_limit": 500, "extract_facts": False,
 }  # fmt: skip
 QUESTION = "Where does my sister Caroline breed alpacas?"
-
-
-@pytest.fixture
-def store(database_uri: str, open_store: OpenStore) -> MemoryStore:
-    """A store on a SQLite file: what is shared does not depend on the database."""
-    return open_store(database_uri)
 
 
 def request(
@@ -216,8 +213,8 @@ async def test_all_stores_of_a_process_have_one_bound(
     first = request(stores[0], "chat-0", "user-0").condensed_block
     assert first.index("chat-0") is None
     assert first.window("chat-0") is None
-    for store in stores:
-        await store.aclose()
+    for each in stores:
+        await each.aclose()
 
 
 # ---- at the same time ----

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from llama_index.core.llms import ChatMessage
 from llama_index_memory_ext import (
     CondensedMemory,
     CondensedMemoryBlock,
-    MemoryStore,
 )
 from llama_index_memory_ext.store.tables import ARCHIVED
 from tests.conversation import assistant, sent_text, user
@@ -42,23 +41,33 @@ QUESTION = "What colour is my boat?"
 Open = Callable[..., CondensedMemory]
 
 
-@pytest.fixture
-async def open_on(any_database_uri: str | None) -> AsyncIterator[Open]:
-    """Opens memories with a store of their own, as a new process would, on each kind of database."""
-    shared = MemoryStore()
+@asynccontextmanager
+async def opening_on(uri: str) -> AsyncIterator[Open]:
+    """What opens memories with a store of their own, as a new process would, until the end of the block."""
     async with AsyncExitStack() as stack:
-        stack.push_async_callback(shared.aclose)
 
         def open_one(session_id: str = "chat", **options: Any) -> CondensedMemory:
-            place: dict[str, Any] = {"async_database_uri": any_database_uri}
-            if any_database_uri is None:
-                place = {"chat_store": shared}
+            place = {"async_database_uri": uri}
             memory = CondensedMemory.from_defaults(
                 session_id, **{**OPTIONS, **place, **options}
             )
             stack.push_async_callback(memory.sql_store.aclose)
             return memory
 
+        yield open_one
+
+
+@pytest.fixture
+async def open_on(database_uri: str) -> AsyncIterator[Open]:
+    """Opens memories on a file, for what does not depend on the database."""
+    async with opening_on(database_uri) as open_one:
+        yield open_one
+
+
+@pytest.fixture
+async def open_on_each(lasting_database_uri: str) -> AsyncIterator[Open]:
+    """Opens memories on a file, and on a server."""
+    async with opening_on(lasting_database_uri) as open_one:
         yield open_one
 
 
@@ -148,9 +157,9 @@ async def test_a_long_message_is_clipped_alike_before_and_behind_the_cut(
     assert sent_text(await open_on(**options).aget("Hello.")) == prompt
 
 
-async def test_each_process_cuts_and_the_others_follow(open_on: Open) -> None:
-    memory = await with_sticky_boat(open_on())
-    other = open_on()
+async def test_each_process_cuts_and_the_others_follow(open_on_each: Open) -> None:
+    memory = await with_sticky_boat(open_on_each())
+    other = open_on_each()
     for writer in (other, memory, other):
         await put_other_words(writer)
         await writer.aput(user(QUESTION))
@@ -187,11 +196,11 @@ async def test_the_message_that_was_recalled_more_often_becomes_sticky(
 
 
 async def test_no_message_is_sticky_for_what_was_recalled_before_a_deletion(
-    open_on: Open,
+    open_on_each: Open,
 ) -> None:
     """Its row may have the number of a deleted one, which another process has recalled."""
-    memory = open_on()
-    other = open_on()
+    memory = open_on_each()
+    other = open_on_each()
     await memory.aput(user(BOAT))
     await memory.aput(assistant("Nice."))
     await put_other_words(memory)
@@ -220,10 +229,10 @@ async def test_it_keeps_within_its_limit(open_on: Open) -> None:
 
 @pytest.mark.parametrize("way", ["delete", "edit"])
 async def test_a_deleted_or_edited_message_disappears_at_once_in_every_process(
-    open_on: Open, way: str
+    open_on_each: Open, way: str
 ) -> None:
-    memory = await with_sticky_boat(open_on())
-    other = open_on()
+    memory = await with_sticky_boat(open_on_each())
+    other = open_on_each()
     await ask(other)
     rows = await memory.sql_store.readers.find("chat", [ARCHIVED])
     row = next(row for row in rows if row.message.content == BOAT)
@@ -233,15 +242,15 @@ async def test_a_deleted_or_edited_message_disappears_at_once_in_every_process(
         messages = await memory.aget_all()
         messages[0].blocks[0].text = "My boat is blue."  # type: ignore[union-attr]
         await memory.aset(messages)
-    for each in (memory, other, open_on()):
+    for each in (memory, other, open_on_each()):
         prompt = await ask(each)
         assert "Esmeralda" not in prompt
     state = await memory.sql_store.readers.cursor("chat", "condensed_memory")
     assert "Esmeralda" not in str(state)
 
 
-async def test_the_other_sticky_messages_stay(open_on: Open) -> None:
-    memory = open_on()
+async def test_the_other_sticky_messages_stay(open_on_each: Open) -> None:
+    memory = open_on_each()
     for name in ("Esmeralda", "Aurora"):
         await memory.aput(user(f"My boat {name} is red."))
         await memory.aput(assistant("Nice."))
@@ -253,17 +262,17 @@ async def test_the_other_sticky_messages_stay(open_on: Open) -> None:
     await memory.sql_store.delete_message("chat", rows[0].id)
     after = await memory.sql_store.readers.cursor("chat", "condensed_memory")
     assert after.position == before.position
-    for each in (memory, open_on()):
+    for each in (memory, open_on_each()):
         prompt = sticky(await ask(each))
         assert "Aurora" in prompt
         assert "Esmeralda" not in prompt
 
 
 async def test_a_person_who_leaves_a_shared_session_takes_their_messages_along(
-    open_on: Open,
+    open_on_each: Open,
 ) -> None:
-    bob = open_on(user_id="bob", shared=True)
-    memory = await with_sticky_boat(open_on(shared=True))
+    bob = open_on_each(user_id="bob", shared=True)
+    memory = await with_sticky_boat(open_on_each(shared=True))
     assert sticky(await ask(bob)).count(f'name="ann">{BOAT}') == 1
     await memory.sql_store.forget_user("ann")
     assert "Esmeralda" not in await ask(bob)
@@ -279,8 +288,10 @@ async def test_the_stored_choice_has_no_words(open_on: Open) -> None:
     assert "boat" not in str(state)
 
 
-async def test_a_copy_shows_every_message_once_and_recalls_it(open_on: Open) -> None:
-    memory = await with_sticky_boat(open_on())
+async def test_a_copy_shows_every_message_once_and_recalls_it(
+    open_on_each: Open,
+) -> None:
+    memory = await with_sticky_boat(open_on_each())
     copy = await memory.abranch("copy")
     prompt = await ask(copy)
     assert prompt.count(BOAT) == 1

@@ -225,10 +225,10 @@ EVENING = "2026-03-10T21:30:00+00:00"
 
 
 async def test_the_preset_gives_its_zone_to_both_blocks(
-    open_memory: OpenMemory, any_database_uri: str | None
+    open_memory: OpenMemory, lasting_database_uri: str
 ) -> None:
     memory = open_memory(
-        time_zone="Pacific/Auckland", async_database_uri=any_database_uri, session_id="chat"
+        time_zone="Pacific/Auckland", async_database_uri=lasting_database_uri, session_id="chat"
     )  # fmt: skip
     await memory.aput_messages([said("Alpacas spit.", EVENING), assistant("Indeed.")])
     fact = await memory.facts.aadd("Likes tea")
@@ -271,10 +271,10 @@ async def test_a_zone_may_change_between_sessions_and_facts_keep_their_day(
 
 
 async def test_without_a_zone_a_message_has_the_day_of_its_own_offset(
-    open_memory: OpenMemory, any_database_uri: str | None
+    open_memory: OpenMemory, lasting_database_uri: str
 ) -> None:
     """And so have the answer behind it, which has no offset, and today."""
-    memory = open_memory(async_database_uri=any_database_uri)
+    memory = open_memory(async_database_uri=lasting_database_uri)
     await memory.aput_messages(
         [
             said("Alpacas spit.", "2026-03-11T10:30:00+13:00"),

@@ -9,7 +9,10 @@ from typing import Any, TypeAlias
 import pytest
 
 from llama_index_memory_ext import CondensedMemoryBlock
+from tests.databases import lasting_store
 from tests.fixtures import *
+
+store = lasting_store
 
 OpenBlock: TypeAlias = Callable[..., CondensedMemoryBlock]
 
