@@ -22,6 +22,11 @@ def assistant(text: str) -> ChatMessage:
     return ChatMessage(role="assistant", content=text)
 
 
+def named(message: ChatMessage, message_id: str) -> ChatMessage:
+    message.additional_kwargs["message_id"] = message_id
+    return message
+
+
 def calling(
     *calls: tuple[str, str, dict[str, Any] | str], text: str = ""
 ) -> ChatMessage:

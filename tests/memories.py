@@ -9,10 +9,23 @@ from typing import Any
 import pytest
 from llama_index.core.memory import BaseMemoryBlock, Memory
 
-from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock
+from llama_index_memory_ext import CondensedMemory, CondensedMemoryBlock, MemoryStore
 
 OpenMemory = Callable[..., CondensedMemory]
 OpenPlainMemory = Callable[..., Memory]
+
+
+def on(
+    store: MemoryStore,
+    session_id: str = "chat",
+    user_id: str | None = "ann",
+    **options: Any,
+) -> CondensedMemory:
+    """A memory on a store, which the caller closes; facts are extracted if there is a model."""
+    options.setdefault("extract_facts", "llm" in options)
+    return CondensedMemory.from_defaults(
+        session_id, user_id=user_id, chat_store=store, **options
+    )
 
 
 @pytest.fixture

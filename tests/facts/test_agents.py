@@ -31,6 +31,7 @@ from tests.learning.learning import (
     shown,
     talk,
 )
+from tests.memories import on
 from tests.openai_server import Model, call, say
 from tests.scripted_models import StartModel
 from tests.search.test_embeddings import Meanings
@@ -42,12 +43,6 @@ ONLY_A: dict[str, Any] = {"agent_id": "a", "scope": "agent"}
 BOTH_B: dict[str, Any] = {"agent_id": "b", "scope": "both"}
 USER_B: dict[str, Any] = {"agent_id": "b", "scope": "user"}
 AGENTS = [SHARED, BOTH_A, ONLY_A, BOTH_B, USER_B]
-
-
-def on(store: MemoryStore, session_id: str = "chat", **options: Any) -> CondensedMemory:
-    options.setdefault("extract_facts", "llm" in options)
-    options.setdefault("user_id", "ann")
-    return CondensedMemory.from_defaults(session_id, chat_store=store, **options)
 
 
 def sees(agent: dict[str, Any]) -> set[str | None]:

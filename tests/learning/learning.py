@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -83,6 +84,16 @@ def poisoned(answer: Message, *words: str) -> Model:
             if any(f"I like {word}" in told for word in words)
             else learner(messages, tools)
         )
+
+    return model
+
+
+def slow(event: threading.Event) -> Model:
+    """The learner, which answers when the event is set."""
+
+    def model(messages: list[Message], tools: list[str]) -> Message:
+        assert event.wait(60)
+        return learner(messages, tools)
 
     return model
 

@@ -13,8 +13,7 @@ import pytest
 
 from llama_index_memory_ext import CondensedMemory, MemoryStore
 from tests.conversation import sent_text, user
-from tests.learning.learning import Learns, learner, shown, talk
-from tests.openai_server import Message
+from tests.learning.learning import Learns, learner, shown, slow, talk
 from tests.scripted_models import StartModel
 
 
@@ -23,12 +22,7 @@ async def test_the_next_session_knows_at_once_what_was_said_in_this_one(
 ) -> None:
     """The memories have stores of their own on one database. The model answers when the question is being asked."""
     go_on = threading.Event()
-
-    def slow(messages: list[Message], tools: list[str]) -> Message:
-        assert go_on.wait(60)
-        return learner(messages, tools)
-
-    llm, _ = start_model(slow)
+    llm, _ = start_model(slow(go_on))
     options: dict[str, Any] = {
         "user_id": "ann",
         "llm": llm,
@@ -50,13 +44,8 @@ async def test_a_question_does_not_wait_for_its_own_session_or_without_a_time(
     learns: Learns,
 ) -> None:
     go_on = threading.Event()
-
-    def slow(messages: list[Message], tools: list[str]) -> Message:
-        assert go_on.wait(60)
-        return learner(messages, tools)
-
-    memory = learns(slow, wait_for_facts=60)[0]
-    other = learns(slow, session_id="other", wait_for_facts=0)[0]
+    memory = learns(slow(go_on), wait_for_facts=60)[0]
+    other = learns(slow(go_on), session_id="other", wait_for_facts=0)[0]
     await memory.aput_messages(talk("tea"))
     for asked, facts in (
         (memory, []),

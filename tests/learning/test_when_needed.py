@@ -28,11 +28,12 @@ from tests.learning.learning import (
     likes,
     poisoned,
     shown,
+    slow,
     talk,
 )
 from tests.memories import OpenMemory
 from tests.memory.test_events import Listener, attached
-from tests.openai_server import Message, Model, say, serve
+from tests.openai_server import Message, say, serve
 from tests.scripted_models import StartModel, client_without_connections
 
 COUNT = TokenCounter().count
@@ -45,14 +46,6 @@ def over() -> Iterator[threading.Event]:
     event = threading.Event()
     yield event
     event.set()
-
-
-def slow(over: threading.Event) -> Model:
-    def model(messages: list[Message], tools: list[str]) -> Message:
-        assert over.wait(60)
-        return learner(messages, tools)
-
-    return model
 
 
 async def answer_of(memory: CondensedMemory, question: str) -> list[str]:

@@ -17,29 +17,20 @@ from llama_index_memory_ext import (
     StoreError,
 )
 from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED
-from tests.conversation import assistant, calling, record, result, sent_text, user
+from tests.conversation import (
+    assistant,
+    calling,
+    named,
+    record,
+    result,
+    sent_text,
+    user,
+)
 from tests.learning.learning import Learns, contents, learns, likes, talk
-from tests.memories import OpenMemory
+from tests.memories import OpenMemory, on
 from tests.openai_server import Message, say
 
 __all__ = ["learns"]
-
-
-def on(
-    store: MemoryStore,
-    session_id: str = "chat",
-    user_id: str | None = "ann",
-    **options: Any,
-) -> CondensedMemory:
-    options.setdefault("extract_facts", False)
-    return CondensedMemory.from_defaults(
-        session_id, user_id=user_id, chat_store=store, **options
-    )
-
-
-def named(message: ChatMessage, message_id: str) -> ChatMessage:
-    message.additional_kwargs["message_id"] = message_id
-    return message
 
 
 def talk_about(*words: str) -> list[ChatMessage]:

@@ -28,7 +28,7 @@ from llama_index_memory_ext.store.writing import claim_session
 from tests.conversation import assistant, calling, result, sent_text, user
 from tests.databases import OpenStore
 from tests.learning.learning import learner, shown
-from tests.memories import OpenPlainMemory
+from tests.memories import OpenPlainMemory, on
 from tests.openai_server import Message, say
 from tests.scripted_models import StartModel
 from tests.search.test_embeddings import Meanings
@@ -49,18 +49,6 @@ ODD_IDS = [
     "x" * 999,
     "<log>",
 ]
-
-
-def on(
-    store: MemoryStore,
-    session_id: str = "chat",
-    user_id: str | None = "ann",
-    **options: Any,
-) -> CondensedMemory:
-    options.setdefault("extract_facts", "llm" in options)
-    return CondensedMemory.from_defaults(
-        session_id, user_id=user_id, chat_store=store, **options
-    )
 
 
 async def rows_in(store: MemoryStore) -> dict[str, int | None]:

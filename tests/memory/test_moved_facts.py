@@ -18,7 +18,8 @@ from llama_index_memory_ext import (
 )
 from llama_index_memory_ext.facts.book import FactBook
 from tests.conversation import assistant, sent_text, user
-from tests.memory.test_owners import contents, on, tell
+from tests.learning.learning import contents
+from tests.memory.test_owners import on, tell
 
 NUTS = "I am allergic to nuts."
 

@@ -24,6 +24,7 @@ from llama_index_memory_ext.store.readers import reader_names
 from llama_index_memory_ext.store.rows import SessionAccess
 from tests.conversation import assistant, record, sent_text, user
 from tests.facts.test_agents import knowing
+from tests.learning.learning import contents
 from tests.memories import OpenPlainMemory
 from tests.scripted_models import StartModel
 
@@ -41,10 +42,6 @@ async def tell(memory: CondensedMemory, *texts: str, answer: str = "Fine.") -> N
     for text in texts:
         await memory.aput_messages([user(text), assistant(answer)])
     await memory.aflush()
-
-
-async def contents(memory: CondensedMemory) -> list[str]:
-    return sorted(fact.content for fact in await memory.facts.alist())
 
 
 async def shown(memory: CondensedMemory, question: str = "And now?") -> str:

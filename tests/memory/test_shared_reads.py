@@ -89,7 +89,7 @@ async def test_memories_of_a_user_share_one_ranker_of_facts(store: MemoryStore) 
 
 @pytest.mark.parametrize(
     ("messages", "facts"),
-    [(100, 0), (100, 20), (2_000, 0), (2_000, 20), (10_000, 20)],
+    [(100, 0), (100, 20), (2_000, 0), (2_000, 20)],
 )
 async def test_a_new_memory_has_the_prompt_of_a_kept_one(
     store: MemoryStore, messages: int, facts: int

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from llama_index.core.llms import ChatMessage
 
 from llama_index_memory_ext import (
     CondensedMemory,
     CondensedMemoryBlock,
 )
 from llama_index_memory_ext.store.tables import ARCHIVED
-from tests.conversation import assistant, sent_text, user
+from tests.conversation import assistant, named, sent_text, user
 from tests.forked import run_forked
 
 OPTIONS: dict[str, Any] = {
@@ -77,11 +76,6 @@ def sticky(prompt: str) -> str:
 
 def recalled(prompt: str) -> str:
     return "".join(RECALLED.findall(prompt))
-
-
-def named(message: ChatMessage, message_id: str) -> ChatMessage:
-    message.additional_kwargs["message_id"] = message_id
-    return message
 
 
 async def ask(memory: CondensedMemory, question: str = QUESTION) -> str:

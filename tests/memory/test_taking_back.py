@@ -15,30 +15,8 @@ from llama_index.core.llms import ChatResponse, MockLLM
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 
 from llama_index_memory_ext import CondensedMemory
-from tests.conversation import assistant, record, sent_text, user
+from tests.conversation import assistant
 from tests.learning.learning import talk
-from tests.memories import OpenMemory
-
-
-async def test_a_record_of_which_all_messages_were_taken_back_shows_those_before(
-    open_memory: OpenMemory,
-) -> None:
-    """They had left it, and have room again."""
-    memory = open_memory(max_messages=4, keep_messages=2)
-    await memory.aput_messages(
-        [message for i in range(10) for message in (user(f"q{i}"), assistant(f"a{i}"))]
-    )
-    await memory.aflush()
-    assert record(sent_text(await memory.aget())) == [
-        ("user", "q9"),
-        ("assistant", "a9"),
-    ]
-    await memory.aset((await memory.aget_all())[:-2])
-    await memory.aput(user("again"))
-    assert record(sent_text(await memory.aget())) == [
-        ("user", "q8"),
-        ("assistant", "a8"),
-    ]
 
 
 class Listener(MockLLM):
