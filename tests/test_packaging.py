@@ -199,10 +199,8 @@ def test_the_address_of_the_repository_is_set_in_one_place(
         pyproject["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"],
     )
     source = urls["Source"]
-    assert (urls["Issues"], urls["Changelog"]) == (
-        f"{source}/issues",
-        f"{source}/blob/main/CHANGELOG.md",
-    )
+    assert urls["Issues"] == f"{source}/issues"
+    assert urls["Changelog"] == f"{source}/blob/main/CHANGELOG.md"
     replacements = [one["replacement"] for one in project["substitutions"]]
     assert replacements == [f"\\1{source}/raw/main/", f"\\1{source}/blob/main/"]
     texts = [

@@ -416,11 +416,9 @@ async def test_a_copy_reads_the_same_log(open_block: OpenBlock) -> None:
         == 2
     )
     twin = pickle.loads(pickle.dumps(block))
-    assert (twin.recall_token_limit, twin.summarize, await shown(twin)) == (
-        300,
-        True,
-        [],
-    )
+    assert twin.recall_token_limit == 300
+    assert twin.summarize is True
+    assert await shown(twin) == []
     await twin.aclose()
 
 

@@ -316,12 +316,10 @@ async def test_a_history_is_what_was_replaced_and_what_replaced_it(
         ]
     await book.arestore("oslo")
     (oslo,) = await book.ahistory("oslo")
-    assert (oslo.retired, oslo.replaced_by, oslo.valid_until, oslo.state(NOW)) == (
-        False,
-        None,
-        None,
-        "present",
-    )
+    assert oslo.retired is False
+    assert oslo.replaced_by is None
+    assert oslo.valid_until is None
+    assert oslo.state(NOW) == "present"
     assert [fact.id for fact in await book.ahistory("rome")] == ["bergen", "rome"]
     assert fact_line(oslo) == '<fact date="2023-05-01">Lives in Oslo</fact>\n'
     with pytest.raises(FactError, match="no fact 'nobody'"):

@@ -384,11 +384,9 @@ async def explanation_of(
 async def test_own_words_come_before_the_words_of_the_source() -> None:
     facts = (await explanation_of("Where do I live?")).facts
     first, second = facts[:2]
-    assert (first.fact.content, first.matched, first.why) == (
-        "Lives in Paris",
-        ("live",),
-        "like the question",
-    )
+    assert first.fact.content == "Lives in Paris"
+    assert first.matched == ("live",)
+    assert first.why == "like the question"
     assert second.matched == ("live",)
     assert first.similarity > 2 * second.similarity
     assert {one.why for one in facts[2:]} == {"pinned", "nothing in common, but room"}

@@ -244,10 +244,8 @@ def test_a_fact_that_is_known_is_confirmed_and_not_stored_again() -> None:
     """Also one that the model was not shown; but one that was retired is new."""
     for options in ({}, {"known": (), "active": [PYTEST]}):
         outcome = gated(new("prefers PYTEST for testing."), **options)
-        assert (confirmed_ids(outcome), outcome.rejections) == (
-            ["pytest"],
-            {"duplicate": 1},
-        )
+        assert confirmed_ids(outcome) == ["pytest"]
+        assert outcome.rejections == {"duplicate": 1}
     gone = PYTEST.model_copy(update={"retired_at": NOW})
     assert kept(gated(new("Prefers pytest for testing"), known=[gone])) == [
         "Prefers pytest for testing"
@@ -346,11 +344,9 @@ def test_a_correction_retires_the_old_fact_and_names_the_new_one_if_there_is_one
         new("Drinks no coffee", "No more coffee for me", category="correction", ends=1)
     )
     (entry,) = outcome.retired
-    assert (entry.id, entry.retired_reason, entry.replaced_by) == (
-        "coffee",
-        "The user said that it is no longer true.",
-        outcome.accepted[0].id,
-    )
+    assert entry.id == "coffee"
+    assert entry.retired_reason == "The user said that it is no longer true."
+    assert entry.replaced_by == outcome.accepted[0].id
     assert outcome.accepted[0].category == "correction"
     # The user has said it again after these words.
     later = COFFEE.model_copy(update={"updated_at": NOW + timedelta(days=9)})

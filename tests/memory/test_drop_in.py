@@ -66,23 +66,15 @@ async def test_a_call_of_the_host_works_as_it_is() -> None:
     in_place = CondensedMemory.from_defaults(*arguments)
     by_name = CondensedMemory.from_defaults(**dict(zip(names, arguments, strict=True)))
     for memory in (in_place, by_name):
-        assert (
-            memory.session_id,
-            memory.token_limit,
-            memory.chat_history_token_ratio,
-        ) == ("chat", 40_000, 0.7)
-        assert (memory.insert_method, memory.memory_blocks_template) == (
-            InsertMethod.SYSTEM,
-            template,
-        )
-        assert (memory.image_token_size_estimate, memory.video_token_size_estimate) == (
-            100,
-            300,
-        )
-        assert (memory.sql_store.table_name, memory.tokenizer_fn.count("one two")) == (
-            "my_table",
-            2,
-        )
+        assert memory.session_id == "chat"
+        assert memory.token_limit == 40_000
+        assert memory.chat_history_token_ratio == 0.7
+        assert memory.insert_method == InsertMethod.SYSTEM
+        assert memory.memory_blocks_template == template
+        assert memory.image_token_size_estimate == 100
+        assert memory.video_token_size_estimate == 300
+        assert memory.sql_store.table_name == "my_table"
+        assert memory.tokenizer_fn.count("one two") == 2
         assert [message.content for message in await memory.aget_all()] == ["Hello"]
         await memory.aclose()
 

@@ -143,17 +143,10 @@ async def test_the_facts_of_the_event_are_those_of_the_prompt(
         assert [content_of[one] for one in event.fact_ids] == re.findall(
             r"<fact [^>]*>(.*?)</fact>", prompt
         )
-        assert (
-            event.session_id,
-            event.user_id,
-            event.known,
-            event.token_limit,
-        ) == (
-            "chat",
-            "ann",
-            3,
-            2_000,
-        )
+        assert event.session_id == "chat"
+        assert event.user_id == "ann"
+        assert event.known == 3
+        assert event.token_limit == 2_000
         assert event.tokens == memory.tokenizer_fn.count(
             "".join(re.findall(r"<fact .*\n", prompt))
         )
@@ -289,12 +282,10 @@ async def test_a_cut_tells_how_much_has_left_and_a_summary_what_it_is_of(
         await memory.aget()
     await memory.condensed_block.aflush("chat")
     (event,) = heard.of(HistoryCondensedEvent)
-    assert (event.session_id, event.messages, event.position, event.summarised) == (
-        "chat",
-        6,
-        6,
-        summarize,
-    )
+    assert event.session_id == "chat"
+    assert event.messages == 6
+    assert event.position == 6
+    assert event.summarised == summarize
     # The day stands above eight messages, and above the two that are left.
     day = memory.tokenizer_fn.count(of_today())
     assert summarize or event.tokens_before - day == 4 * (event.tokens_after - day)
