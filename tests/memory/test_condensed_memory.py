@@ -258,22 +258,6 @@ async def test_a_block_that_fails_costs_neither_the_message_nor_the_turn(
     assert "secret" not in caplog.text
 
 
-async def test_no_line_stands_between_the_memory_and_the_question(
-    open_memory: OpenMemory,
-) -> None:
-    """Behind facts alone neither; a small model answered 131 of 150 tasks right without a line, and 123 with it."""
-    memory = open_memory(user_id="ann", facts_token_limit=200)
-    await memory.facts.aadd("Likes tea")
-    await memory.aput(user("What do I like?"))
-    assert sent_text(await memory.aget()).endswith(
-        "</relevant_facts>\n</memory>\n\nWhat do I like?"
-    )
-    await memory.aflush()
-    assert sent_text(await memory.aget()).endswith("</memory>\n\n")
-    await memory.aput(user("And what else?"))
-    assert sent_text(await memory.aget()).endswith(f"{BEFORE_QUESTION}And what else?")
-
-
 async def test_more_turns_can_be_kept_as_messages(open_memory: OpenMemory) -> None:
     """With a larger share of the limit for them."""
     memory = open_memory(

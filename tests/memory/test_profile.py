@@ -65,6 +65,12 @@ async def with_facts(memory: CondensedMemory) -> CondensedMemory:
     return memory
 
 
+async def add_chess(memory: CondensedMemory) -> None:
+    """Add a fact that the first message of the session states."""
+    first, *_ = await memory.sql_store.readers.find("chat", ["archived", "active"])
+    await memory.facts.aadd("Plays chess", session_id="chat", message_ids=[first.id])
+
+
 async def test_it_stays_until_the_record_is_cut(open_memory: OpenMemory) -> None:
     memory = await with_facts(open_memory(**OPTIONS))
     first = await ask(memory)
@@ -187,8 +193,7 @@ async def test_facts_of_shown_messages_are_left_out(open_memory: OpenMemory) -> 
 async def test_facts_of_a_clipped_message_stay(open_memory: OpenMemory) -> None:
     memory = open_memory(**OPTIONS)
     await ask(memory, f"I play chess. {'And so on. ' * 200}")
-    first, *_ = await memory.sql_store.readers.find("chat", ["archived", "active"])
-    await memory.facts.aadd("Plays chess", session_id="chat", message_ids=[first.id])
+    await add_chess(memory)
     assert contents(PROFILE, await ask(memory)) == ["Plays chess"]
 
 
@@ -202,8 +207,7 @@ async def test_facts_of_recalled_messages_are_left_out(
     options = {**OPTIONS, "recall_token_limit": 100, "profile_token_limit": 40}
     memory = open_memory(**options)
     await ask(memory, f"I play chess. {rest}")
-    first, *_ = await memory.sql_store.readers.find("chat", ["archived", "active"])
-    await memory.facts.aadd("Plays chess", session_id="chat", message_ids=[first.id])
+    await add_chess(memory)
     await memory.facts.aadd("Owns a red boat", pinned=True)
     await ask_until_cut(memory)
     prompt = await ask(memory, "Do I play chess?")
@@ -230,8 +234,7 @@ async def test_a_fact_is_shown_if_a_long_turn_takes_the_room_of_its_message(
     options = {**OPTIONS, "recall_token_limit": 100, "profile_token_limit": 40}
     memory = open_memory(token_limit=1_200, **options)
     await ask(memory, "I play chess.")
-    first, *_ = await memory.sql_store.readers.find("chat", ["archived", "active"])
-    await memory.facts.aadd("Plays chess", session_id="chat", message_ids=[first.id])
+    await add_chess(memory)
     await memory.facts.aadd("Owns a red boat", pinned=True)
     await ask_until_cut(memory)
     await memory.aput(user("Do I play chess?"))
@@ -246,8 +249,7 @@ async def test_a_fact_is_shown_if_a_long_turn_cuts_its_message_from_the_record(
 ) -> None:
     memory = open_memory(token_limit=1_200, **OPTIONS)
     await ask(memory, "I play chess.")
-    first, *_ = await memory.sql_store.readers.find("chat", ["archived", "active"])
-    await memory.facts.aadd("Plays chess", session_id="chat", message_ids=[first.id])
+    await add_chess(memory)
     for _ in range(4):
         await ask(memory, f"How is the weather? {'It was cold. ' * 10}")
     await memory.aput(user("Do I play chess?"))

@@ -93,12 +93,6 @@ async def test_texts_and_the_arguments_of_calls_are_changed_before_they_are_stor
     assert [message.model_dump_json() for message in messages] == before
     await memory.aset([user("Ann again.")])
     assert "Ann" not in await stored(database_uri)
-
-
-async def test_a_refusal_and_the_sources_of_an_answer_are_changed_too(
-    open_memory: OpenMemory, database_uri: str
-) -> None:
-    memory = open_memory(redact=without_ann)
     added = {
         "refusal": "Ann, I cannot.",
         "citations": [{"title": "About Ann"}],

@@ -121,27 +121,6 @@ def count_up_after(
     return count_up_late
 
 
-async def test_a_turn_does_not_wait_for_the_summary(
-    open_memory: OpenMemory, start_model: StartModel
-) -> None:
-    """Until it is there, as much is shown as there is room for."""
-    may_answer = threading.Event()
-    llm, server = start_model(count_up_after(may_answer))
-    memory = open_memory(llm=llm, extract_facts=False, **SIX_KEEP_TWO)
-    await memory.aput_messages([*turns(1, 4), user("question 5")])
-    text = sent_text(await memory.aget())
-    assert summary_in(text) == ""
-    assert [said for _, said in record(text)] == [
-        said for _, said in record_of(turns(2, 4))
-    ]
-    may_answer.set()
-    await memory.condensed_block.await_jobs("chat")
-    text = sent_text(await memory.aget())
-    assert "question 3, answer 3]" in summary_in(text)
-    assert [said for _, said in record(text)] == ["question 4", "answer 4"]
-    assert len(server.requests) == 1
-
-
 def record_of(messages: list[ChatMessage]) -> list[tuple[str, str]]:
     return [(message.role.value, message.content or "") for message in messages]
 
@@ -263,9 +242,13 @@ async def test_a_slow_summary_leaves_as_many_messages_as_have_room(
     numbers = []
     for i in range(4, 9):
         await memory.aput_messages([*turns(i, i), user("Go on.")])
-        numbers.append(len(record(sent_text(await memory.aget()))))
+        text = sent_text(await memory.aget())
+        assert summary_in(text) == ""
+        numbers.append(len(record(text)))
     may_answer.set()
     assert numbers == [6, 5, 6, 2, 5]
+    await memory.condensed_block.await_jobs("chat")
+    assert "question 3, answer 3" in summary_in(sent_text(await memory.aget()))
 
 
 async def test_a_long_history_is_summed_up_a_batch_at_a_time(
