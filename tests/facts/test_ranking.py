@@ -263,16 +263,6 @@ def test_a_fact_is_also_found_by_the_message_it_came_from_and_by_its_day() -> No
     assert rank(facts, "Who works at the observatory?")[0].matched == ("observatory",)
 
 
-def test_the_words_of_a_source_count_less_than_those_of_the_fact() -> None:
-    facts = facts_of("Plays chess", "Likes tea")
-    facts[0] = facts[0].model_copy(
-        update={"source": "We had tea and then I played chess."}
-    )
-    first, second = rank(facts, "tea")
-    assert first.fact.content == "Likes tea"
-    assert 0 < second.similarity < 1
-
-
 def test_formatted_facts_are_those_for_the_last_turn() -> None:
     context = "I'm working on a Python project\n\nIt uses FastAPI and SQLAlchemy\n\nHow do I test it?"
     found = format_facts(STACK, current_context=context)

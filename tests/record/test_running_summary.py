@@ -121,10 +121,6 @@ def count_up_after(
     return count_up_late
 
 
-def record_of(messages: list[ChatMessage]) -> list[tuple[str, str]]:
-    return [(message.role.value, message.content or "") for message in messages]
-
-
 BAD: dict[str, Callable[[], Message]] = {
     "nothing": lambda: say(""),
     "white space": lambda: say(" \n "),
