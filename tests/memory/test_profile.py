@@ -18,7 +18,7 @@ from llama_index_memory_ext.store import MemoryStore
 from llama_index_memory_ext.store.readers import reader_names
 from tests.conversation import assistant, calling, result, sent_text, user
 from tests.forked import run_forked
-from tests.memories import OpenMemory, OpenPlainMemory
+from tests.memories import OpenMemory
 from tests.memory.test_events import Listener, heard
 
 __all__ = ["heard"]
@@ -320,19 +320,6 @@ async def test_in_a_new_session_nothing_is_lost(open_memory: OpenMemory) -> None
             "Likes green tea",
         }
         assert contents(PROFILE, prompt) == []
-
-
-async def test_without_a_profile_all_facts_stand_behind(
-    open_memory: OpenMemory, open_plain_memory: OpenPlainMemory
-) -> None:
-    memory = await with_facts(open_memory(**{**OPTIONS, "profile_token_limit": 0}))
-    prompt = await ask(memory)
-    assert len(contents(BEHIND, prompt)) == 3
-    assert contents(PROFILE, prompt) == []
-    block = RelevantFactsBlock(store=memory.sql_store, user_id="ann")
-    plain = open_plain_memory(block)
-    await plain.aput(user("How are you?"))
-    assert len(contents(BEHIND, sent_text(await plain.aget()))) == 3
 
 
 async def test_another_block_has_its_own_user_and_no_profile(

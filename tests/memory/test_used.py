@@ -14,7 +14,7 @@ from llama_index.core.llms import ChatMessage
 from llama_index_memory_ext import CondensedMemory
 from llama_index_memory_ext.events import MessagesRecalledEvent
 from llama_index_memory_ext.memory.search import MemorySearchResult
-from tests.conversation import assistant, calling, recalled, result, sent_text, user
+from tests.conversation import assistant, recalled, sent_text, user
 from tests.memories import OpenMemory
 from tests.memory.test_events import Learner, Listener, add, heard
 from tests.openai_server import say
@@ -154,21 +154,6 @@ async def test_what_is_cut_off_to_fit_was_not_used(open_memory: OpenMemory) -> N
         messages = await memory.aget(initial_token_count=memory.token_limit - left)
         prompt = sent_text(messages)
         assert shown_by(memory) == (facts_in(prompt), recalled(prompt))
-
-
-async def test_of_a_call_its_first_row_is_told_and_all_of_its_rows(
-    open_memory: OpenMemory,
-) -> None:
-    memory = open_memory(**SMALL)
-    rows = [
-        user("Look it up."),
-        calling(("c1", "look", {"what": "alpacas"})),
-        result("c1", "They hum."),
-    ]
-    await memory.aput_messages([*rows, assistant("Done.")])
-    await fill(memory)
-    await ask(memory, "What about alpacas that hum?")
-    assert (2, 3) in [one.row_ids for one in memory.last_used().messages]
 
 
 async def test_each_memory_tells_of_its_own_prompts(open_memory: OpenMemory) -> None:
