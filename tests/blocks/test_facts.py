@@ -31,6 +31,7 @@ from tests.learning.learning import (
     Learns,
     contents,
     extractions,
+    fact_of,
     learner,
     likes,
     shown,
@@ -335,12 +336,7 @@ def test_a_program_that_just_ends_is_told_what_to_call(
 async def test_a_program_has_its_own_categories_and_says_what_to_look_for(
     learns: Learns,
 ) -> None:
-    fact = {
-        "content": "Likes tea",
-        "category": "Diet",
-        "confidence": 0.9,
-        "quote": "I like tea",
-    }
+    fact = fact_of("Likes tea", "I like tea", "Diet")
     own: dict[str, Any] = {
         "categories": {"diet": "what they eat"},
         "extraction_prompt": "What the user eats.",

@@ -27,6 +27,7 @@ from tests.learning.learning import (
     as_report,
     contents,
     extractions,
+    fact_of,
     learner,
     shown,
     talk,
@@ -106,12 +107,7 @@ async def test_each_agent_sees_its_own_facts_and_the_shared_ones_and_forgetting_
             assert fact.agent_id == (None if kind == "share" else mine)
             known.append((fact.agent_id, content))
         elif kind == "learn":
-            new = {
-                "content": content,
-                "quote": f"I like {word}",
-                "category": "preference",
-                "confidence": 0.9,
-            }
+            new = fact_of(content, f"I like {word}", "preference")
             reply = [NewFact.model_validate(new)]
             await memory.facts_block.extractor("chat").apply(
                 reply, [Utterance(0, "user", f"I like {word}")]
@@ -242,13 +238,8 @@ async def test_what_takes_the_place_of_a_shared_fact_is_shared(
     store: MemoryStore, start_model: StartModel
 ) -> None:
     """Or the other agents would know nothing of it any more."""
-    rome = {
-        "content": "Lives in Rome",
-        "quote": "I moved to Rome",
-        "confidence": 0.9,
-        "label": "new",
-    }
-    liked = {"content": "Likes Rome", "quote": "I like Rome", "confidence": 0.9}
+    rome = {**fact_of("Lives in Rome", "I moved to Rome"), "label": "new"}
+    liked = fact_of("Likes Rome", "I like Rome")
     gone = {
         "number": 1,
         "reason": "Moved",

@@ -22,6 +22,7 @@ from llama_index_memory_ext.facts.book import FactBook
 from tests.conversation import assistant, sent_text, user
 from tests.databases import OpenStore
 from tests.databases import file_store as store
+from tests.learning.learning import fact_of
 from tests.memory.test_events import Listener, heard
 from tests.openai_server import Message, Model, OpenAIServer, call, say
 from tests.scripted_models import StartModel
@@ -29,18 +30,11 @@ from tests.scripted_models import StartModel
 __all__ = ["heard", "store"]
 
 Reviewed = Callable[..., tuple[CondensedMemory, OpenAIServer]]
-OSLO: dict[str, Any] = {
-    "content": "Lives in Oslo",
-    "quote": "I live in Oslo",
-    "category": "context",
-    "confidence": 0.9,
-}
-ROME: dict[str, Any] = OSLO | {"content": "Lives in Rome", "quote": "I live in Rome"}
-TEA: dict[str, Any] = OSLO | {"content": "Likes tea", "quote": "I like tea"}
-
-
+OSLO = fact_of("Lives in Oslo", "I live in Oslo")
+ROME = fact_of("Lives in Rome", "I live in Rome")
+TEA = fact_of("Likes tea", "I like tea")
 # A new fact that takes the place of the first known fact.
-MOVED: dict[str, Any] = ROME | {"ends": 1}
+MOVED = ROME | {"ends": 1}
 
 
 def replies(*given: list[dict[str, Any]]) -> Model:
@@ -291,8 +285,12 @@ async def test_two_processes_decide_once(
 ) -> None:
     books = [FactBook(open_store(lasting_database_uri), "ann") for _ in range(2)]
     oslo = await books[0].aadd("Lives in Oslo")
-    ends = {oslo.id: {"retired_at": utc_now().isoformat(), "retired_by": "change"}}
-    rome = Fact(content="Lives in Rome", pending=True, ends_facts=ends)
+    now = utc_now().isoformat()
+    rome = Fact(
+        content="Lives in Rome",
+        pending=True,
+        ends_facts={oslo.id: {"retired_at": now, "retired_by": "change"}},
+    )
     await books[0].aadd(rome)
     done = await asyncio.gather(
         *(book.aapprove(rome.id) for book in books),

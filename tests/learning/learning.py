@@ -74,6 +74,16 @@ def as_report(reply: dict[str, Any]) -> dict[str, Any]:
     return {"facts": facts}
 
 
+def fact_of(content: str, quote: str, category: str = "context") -> dict[str, Any]:
+    """A new fact as a model reports it."""
+    return {
+        "content": content,
+        "confidence": 0.9,
+        "category": category,
+        "quote": quote,
+    }
+
+
 def poisoned(answer: Message, *words: str) -> Model:
     """A model that gives this answer whenever one of these is talked about."""
 

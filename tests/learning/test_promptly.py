@@ -99,38 +99,29 @@ async def test_a_store_can_be_warmed_up(database_uri: str) -> None:
 
 
 PROGRAM = """
-import os, sys, threading
+import os, threading
 from llama_index_memory_ext.checks.evidence import find_quote
 from llama_index_memory_ext.words import language_of
-call = {"language": language_of, "quote": find_quote}[sys.argv[1]]
-threading.Thread(target=call, args=sys.argv[2:]).start()
-child = os.fork()
-if not child:
-    os._exit(not call(*sys.argv[2:]))
-assert os.waitpid(child, 0)[1] == 0
+for call, *texts in (
+    (language_of, "The cats sleep all day."),
+    (find_quote, "I mooved to Rome in May", "Yes, I moved to Rome in May!"),
+):
+    threading.Thread(target=call, args=texts).start()
+    child = os.fork()
+    if not child:
+        os._exit(not call(*texts))
+    assert os.waitpid(child, 0)[1] == 0
 """
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        ["language", "The cats sleep all day."],
-        ["quote", "I mooved to Rome in May", "Yes, I moved to Rome in May!"],
-    ],
-)
 @pytest.mark.skipif(sys.platform == "win32", reason="processes do not fork there")
-def test_a_fork_while_a_thread_loads_a_library_does_not_hold_up_the_child(
-    call: list[str],
-) -> None:
-    command = [
-        sys.executable,
-        "-W",
-        "ignore:This process:DeprecationWarning",
-        "-c",
-        PROGRAM,
-        *call,
-    ]
+def test_a_fork_while_a_thread_loads_a_library_does_not_hold_up_the_child() -> None:
+    ignored = "ignore:This process:DeprecationWarning"
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-W", ignored, "-c", PROGRAM],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")

@@ -143,26 +143,14 @@ def test_wishes_and_permissions_are_stored_as_data() -> None:
     assert len(kept(outcome)) == 2
 
 
-@pytest.mark.parametrize(
-    ("question", "answer", "content"),
-    [
-        (
-            "Do you mean the Oslo office?",
-            "Yes, I work there",
-            "Works at the Oslo office",
-        ),
-        ("Are you a vegetarian?", "Yes", "Is a vegetarian"),
-    ],
-)
-def test_a_short_answer_counts_with_its_question(
-    question: str, answer: str, content: str
-) -> None:
-    asked, said = Utterance(1, "assistant", question), Utterance(2, "user", answer)
-    assert kept(gated(new(content, quote=answer), lines=[asked, said])) == [content]
-    assert kept(gated(new(content, quote=answer), lines=[said], context=[asked])) == [
-        content
-    ]
-    assert kept(gated(new(content, quote=question), lines=[asked, said])) == []
+def test_a_short_answer_counts_with_its_question() -> None:
+    asked = Utterance(1, "assistant", "Do you mean the Oslo office?")
+    said = Utterance(2, "user", "Yes, I work there")
+    content = "Works at the Oslo office"
+    entry = new(content, quote=said.text)
+    assert kept(gated(entry, lines=[asked, said])) == [content]
+    assert kept(gated(entry, lines=[said], context=[asked])) == [content]
+    assert kept(gated(new(content, quote=asked.text), lines=[asked, said])) == []
 
 
 def test_the_users_own_question_has_no_answer() -> None:

@@ -32,7 +32,7 @@ from llama_index_memory_ext.events import (
 from llama_index_memory_ext.models.ask import Usage
 from tests.conversation import assistant, of_today, record, user
 from tests.facts.test_agents import knowing
-from tests.learning.learning import learner
+from tests.learning.learning import fact_of, learner
 from tests.memories import OpenMemory
 from tests.openai_server import Message, call, fail, say
 from tests.scripted_models import StartModel
@@ -152,15 +152,6 @@ async def test_the_facts_of_the_event_are_those_of_the_prompt(
         )
         assert event.seconds > 0
     assert heard.events == events
-
-
-def fact_of(content: str, quote: str) -> dict[str, Any]:
-    return {
-        "content": content,
-        "confidence": 0.9,
-        "category": "context",
-        "quote": quote,
-    }
 
 
 async def test_an_extraction_tells_what_became_of_which_fact(

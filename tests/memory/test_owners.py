@@ -24,7 +24,7 @@ from llama_index_memory_ext.store.readers import reader_names
 from llama_index_memory_ext.store.rows import SessionAccess
 from tests.conversation import assistant, record, sent_text, user
 from tests.facts.test_agents import knowing
-from tests.learning.learning import contents
+from tests.learning.learning import contents, fact_of
 from tests.memories import OpenPlainMemory
 from tests.scripted_models import StartModel
 
@@ -327,13 +327,7 @@ async def test_what_another_says_is_no_evidence(
     store: MemoryStore, start_model: StartModel
 ) -> None:
     """A model that ascribes another's words to the user is not believed, and does not read them."""
-    entry = {
-        "content": "Lives in Oslo",
-        "confidence": 0.9,
-        "category": "context",
-        "quote": "I live in Oslo.",
-    }
-    llm, server = start_model(knowing(entry))
+    llm, server = start_model(knowing(fact_of("Lives in Oslo", "I live in Oslo.")))
     await on(store, "bob", shared=True, extract_facts=False).aput_messages(
         [user("I live in Oslo."), assistant("Ok.")]
     )

@@ -14,6 +14,7 @@ from llama_index_memory_ext import CondensedMemory
 from llama_index_memory_ext.blocks import LogBlock
 from llama_index_memory_ext.memory.stats import MemoryStats
 from tests.conversation import assistant, record, user
+from tests.learning.learning import fact_of
 from tests.memories import OpenMemory
 from tests.openai_server import Message, call, fail, say
 from tests.scripted_models import StartModel
@@ -27,11 +28,7 @@ def model(messages: list[Message], tools: list[str]) -> Message:
             {"content": one.replace("I like", "Likes"), "confidence": 0.9, "quote": one}
             for one in said
         ]
-        guess = {
-            "content": "Lives in Paris",
-            "confidence": 0.9,
-            "quote": "I live in Paris",
-        }
+        guess = fact_of("Lives in Paris", "I live in Paris")
         return call(("call_1", "report_facts", {"new_facts": [*new, guess]}))
     return say(
         "The user said what they like."

@@ -119,7 +119,7 @@ def extraction_prompt_of(today: date) -> str:
     return extraction_prompt(lines, [], said_on=today)[-1].content or ""
 
 
-@settings(max_examples=2_000)
+@settings(max_examples=600)
 @given(moments())
 def test_today_yesterday_and_tomorrow_are_days_of_the_user(
     case: tuple[ZoneInfo, datetime],

@@ -90,8 +90,8 @@ def question_of(turn: int) -> str:
     ("options", "turns"),
     [
         ({}, 22),
-        ({"insert_method": "system", "recall_token_limit": 500}, 12),
-        ({"chat_history_token_ratio": 0.5}, 12),
+        ({"insert_method": "system", "recall_token_limit": 500}, 9),
+        ({"chat_history_token_ratio": 0.5}, 9),
     ],
 )
 async def test_no_question_is_refused_with_a_model_whose_window_is_known(
@@ -143,7 +143,7 @@ async def test_a_session_that_has_outgrown_its_window_goes_on_when_it_is_opened_
             await ask(llm, memory, question_of(turn))
     assert len(server.refusals) == 2
     memory = open_memory(**options, **smaller)
-    for turn in range(8):
+    for turn in range(5):
         assert "I was sent" in await ask(llm, memory, question_of(turn))
 
 
@@ -215,6 +215,6 @@ async def test_blocks_of_others_with_a_priority_are_left_out_where_they_do_not_f
     )
     with refusal():
         await ask(llm, memory, f"What of this? {PAGE * 12}")
-    for turn in range(8):
+    for turn in range(5):
         assert "I was sent" in await ask(llm, memory, question_of(turn))
     assert len(server.refusals) == 1

@@ -191,7 +191,7 @@ async def test_the_count_of_a_prompt_is_exact(
         recall_token_limit=0,
     )
     lengths = []
-    for i in range(200 if limit == 1_000 else 5):
+    for i in range(90 if limit == 1_000 else 5):
         await memory.aput(user(f"question {i}"))
         text = sent_text(await memory.aget())
         assert text.endswith(f"question {i}")
