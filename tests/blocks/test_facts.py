@@ -26,7 +26,7 @@ from llama_index_memory_ext.fact import retire
 from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.words import visible
 from tests.conversation import assistant, calling, result, sent_text, user
-from tests.forked import python_command
+from tests.forked import python_command, run_forked
 from tests.learning.learning import (
     Learns,
     contents,
@@ -314,19 +314,9 @@ def test_a_program_that_just_ends_is_told_what_to_call(
     database_uri: str, end: str
 ) -> None:
     """In one line; one that ends well is told nothing, nor one whose database ends with it."""
+    uri = "" if end == "in memory" else database_uri
     with serve(learner) as server:
-        command = [
-            *python_command(),
-            "-c",
-            PROGRAM,
-            server.api_base,
-            "" if end == "in memory" else database_uri,
-            "x",
-            end,
-        ]
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=120, check=False
-        )
+        done = run_forked(PROGRAM, server.api_base, uri, "x", end)
     assert (done.returncode, done.stderr.count("\n")) == (0, int(end == "just ends"))
     if end == "just ends":
         assert "last turns of session 'chat'" in done.stderr

@@ -26,35 +26,24 @@ def day(number: int) -> date:
     return date(2026, 3, 10 + number)
 
 
+def liking(name: str, days: int, **fields: Any) -> Fact:
+    """A fact that is known since some days behind the first."""
+    created_at = NOON + days * DAY
+    return Fact(id=name, content=f"Likes {name}", created_at=created_at, **fields)
+
+
 @pytest.fixture
 async def book(store: MemoryStore) -> FactBook:
     """Tea, rain, chess and jazz, a day apart; chess has two tags and is of an agent, jazz is pending."""
     facts = [
-        Fact(
-            id="tea",
-            content="Likes tea",
-            category="preference",
-            tags=("drink",),
-            created_at=NOON,
-        ),
-        Fact(
-            id="rain", content="Likes rain", category="context", created_at=NOON + DAY
-        ),
-        Fact(
-            id="chess",
-            content="Likes chess",
-            tags=("game", "board"),
-            agent_id="a",
-            created_at=NOON + 2 * DAY,
-        ),
-        Fact(id="jazz", content="Likes jazz", pending=True, created_at=NOON + 3 * DAY),
+        liking("tea", 0, category="preference", tags=("drink",)),
+        liking("rain", 1, category="context"),
+        liking("chess", 2, tags=("game", "board"), agent_id="a"),
+        liking("jazz", 3, pending=True),
     ]
-    all_facts = FactBook(
-        store, "ann", scope="all", categories=["preference", "knowledge"]
-    )
-    await store.facts.write(
-        "ann", facts, view=FactBook(store, "ann", scope="all")._view
-    )
+    categories = ["preference", "knowledge"]
+    all_facts = FactBook(store, "ann", scope="all", categories=categories)
+    await store.facts.write("ann", facts, view=all_facts._view)
     return all_facts
 
 

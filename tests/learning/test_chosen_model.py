@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,7 @@ from llama_index.core.settings import Settings
 
 from llama_index_memory_ext.errors import NoModelError
 from tests.conversation import assistant, user
-from tests.forked import python_command
+from tests.forked import run_forked
 from tests.learning.learning import contents, learner, talk
 from tests.memories import OpenMemory
 from tests.openai_server import OpenAIServer, serve
@@ -49,20 +47,9 @@ def ours(text: str) -> list[str]:
 def run_with_openai(code: str, folder: Path) -> tuple[str, list[str], OpenAIServer]:
     """What a program prints, what it logs of ours, and the server that it takes for OpenAI's."""
     with serve(learner) as server:
-        environment = {
-            **os.environ,
-            "OPENAI_API_KEY": "sk-test",
-            "OPENAI_API_BASE": server.api_base,
-        }
-        command = [*python_command(), "-c", code]
-        done = subprocess.run(
-            command,
-            cwd=folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        environment = {"OPENAI_API_KEY": "sk-test", "OPENAI_API_BASE": server.api_base}
+        done = run_forked(code, folder=folder, environment=environment)
+    assert done.returncode == 0, done.stderr
     return done.stdout, ours(done.stderr), server
 
 

@@ -71,11 +71,9 @@ async def test_the_numbers_are_those_of_the_conversation(
         "llm": llm,
         "async_database_uri": any_database_uri,
     }
-    options["recall_token_limit"] = 0
-    options["extract_every_turns"] = 1
-    memory = CondensedMemory.from_defaults(
-        "chat", max_messages=6, keep_messages=2, summarize=True, **options
-    )
+    options |= {"recall_token_limit": 0, "extract_every_turns": 1}
+    options |= {"max_messages": 6, "keep_messages": 2, "summarize": True}
+    memory = CondensedMemory.from_defaults("chat", **options)
     await memory.aput_messages([*talk(5), user("And now?")])
     await memory.facts.aadd("Likes tea")
     await memory.facts.aretire((await memory.facts.aadd("Likes milk")).id)
@@ -96,14 +94,7 @@ async def test_the_numbers_are_those_of_the_conversation(
     assert text.startswith(summary)
     assert stats.summary_tokens == memory.tokenizer_fn.count(summary)
     store = None if any_database_uri else memory.sql_store
-    other = CondensedMemory.from_defaults(
-        "chat",
-        max_messages=6,
-        keep_messages=2,
-        summarize=True,
-        chat_store=store,
-        **options,
-    )
+    other = CondensedMemory.from_defaults("chat", chat_store=store, **options)
     assert await other.astats() == stats.model_copy(
         update={"rejections": {}, "usage": {}}
     )
