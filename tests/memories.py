@@ -28,6 +28,18 @@ def on(
     )
 
 
+def deleted(
+    *, messages: int = 0, cursors: int = 0, facts: int = 0, embeddings: int = 0
+) -> dict[str, int]:
+    """The rows that the deletion of a person counts."""
+    return {
+        "messages": messages,
+        "cursors": cursors,
+        "facts": facts,
+        "embeddings": embeddings,
+    }
+
+
 @pytest.fixture
 async def open_memory(database_uri: str) -> AsyncIterator[OpenMemory]:
     """Opens memories on the test's database file, as a new process would, and closes them at the end."""

@@ -407,14 +407,8 @@ async def test_a_copy_reads_the_same_log(open_block: OpenBlock) -> None:
     )
     said = await shown(block, *(user(f"question {i}") for i in range(10)))
     assert said == await shown(copy.deepcopy(block)) != []
-    assert (
-        len(
-            await shown(
-                block.model_copy(update={"max_messages": 5, "summarize": False})
-            )
-        )
-        == 2
-    )
+    shorter = block.model_copy(update={"max_messages": 5, "summarize": False})
+    assert len(await shown(shorter)) == 2
     twin = pickle.loads(pickle.dumps(block))
     assert twin.recall_token_limit == 300
     assert twin.summarize is True
@@ -435,18 +429,8 @@ async def test_a_field_that_is_changed_counts_from_the_next_prompt_on(
     open_block: OpenBlock,
 ) -> None:
     block = open_block(token_limit=2_000)
-    assert (
-        len(
-            await shown(
-                block,
-                *(
-                    user(f"question {i}, with a few more words to it")
-                    for i in range(50)
-                ),
-            )
-        )
-        == 50
-    )
+    asked = [user(f"question {i}, with a few more words to it") for i in range(50)]
+    assert len(await shown(block, *asked)) == 50
     block.max_messages = 20
     assert len(await shown(block)) == 8
     block.token_limit, block.keep_ratio, block.max_messages = 150, 0.5, None

@@ -28,7 +28,7 @@ from llama_index_memory_ext.store.writing import claim_session
 from tests.conversation import assistant, calling, result, sent_text, user
 from tests.databases import OpenStore
 from tests.learning.learning import learner, shown
-from tests.memories import OpenPlainMemory, on
+from tests.memories import OpenPlainMemory, deleted, on
 from tests.openai_server import Message, say
 from tests.scripted_models import StartModel
 from tests.search.test_embeddings import Meanings
@@ -36,7 +36,6 @@ from tests.store.test_schema import role_of
 
 # Only a test that fails waits so long: how fast the machine is decides nothing.
 PATIENCE_SECONDS = 300
-NOTHING = {"messages": 0, "cursors": 0, "facts": 0, "embeddings": 0}
 KINDS = ("", "_cursors", "_facts", "_embeddings")
 # Quotes, wildcards of LIKE, a statement, other alphabets, and a long one.
 ODD_IDS = [
@@ -91,21 +90,11 @@ async def test_all_sessions_and_facts_of_a_user_are_deleted_and_counted(
     await two.areset()
     # The first message opens a session, so each has a row that says whose it is. One has a
     # profile.
-    assert await one.aforget() == {
-        "messages": 3,
-        "cursors": 3,
-        "facts": 2,
-        "embeddings": 1,
-    }
-    assert await one.aforget() == NOTHING
+    assert await one.aforget() == deleted(messages=3, cursors=3, facts=2, embeddings=1)
+    assert await one.aforget() == deleted()
     assert [session.session_id for session in await store.sessions()] == ["bobs"]
     assert shown(sent_text(await bobs.aget())) == ["Likes tea"]
-    assert await bobs.aforget() == {
-        "messages": 3,
-        "cursors": 2,
-        "facts": 1,
-        "embeddings": 0,
-    }
+    assert await bobs.aforget() == deleted(messages=3, cursors=2, facts=1)
     assert await is_empty(store)
     await two.facts_block.aclose()
 
@@ -188,12 +177,9 @@ async def test_ids_may_be_any_text(store: MemoryStore) -> None:
     }
     assert sessions == {f"of {user_id}": (user_id,) for user_id in memories}
     for i, memory in enumerate(memories.values(), start=1):
-        assert await memory.aforget(vacuum=False) == {
-            "messages": 3,
-            "cursors": 2,
-            "facts": 1,
-            "embeddings": 0,
-        }
+        assert await memory.aforget(vacuum=False) == deleted(
+            messages=3, cursors=2, facts=1
+        )
         assert len(await store.sessions()) == len(memories) - i
     assert await is_empty(store)
 
@@ -459,7 +445,7 @@ async def test_sessions_are_listed_with_whose_they_are_and_when(
         )
     # The facts of a session's user stay, even if it has none.
     assert await store.forget("own") == {"messages": 1, "cursors": 1}
-    assert await on(store, "own", None).aforget() == {**NOTHING, "facts": 1}
+    assert await on(store, "own", None).aforget() == deleted(facts=1)
 
 
 async def test_sessions_of_a_user_can_be_listed_alone(store: MemoryStore) -> None:
@@ -515,9 +501,7 @@ async def test_many_sessions_are_deleted_at_once(store: MemoryStore) -> None:
             claim_session(transaction, session_id, SessionAccess("ann"), (), [])
 
     await store.database.run(claim, sessions=sessions)
-    assert await store.forget_user("ann", vacuum=False) == {
-        **NOTHING,
-        "messages": 1,
-        "cursors": 1_200,
-    }
+    assert await store.forget_user("ann", vacuum=False) == deleted(
+        messages=1, cursors=1_200
+    )
     assert await is_empty(store)

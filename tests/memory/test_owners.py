@@ -25,7 +25,7 @@ from llama_index_memory_ext.store.rows import SessionAccess
 from tests.conversation import assistant, record, sent_text, user
 from tests.facts.test_agents import knowing
 from tests.learning.learning import contents, fact_of
-from tests.memories import OpenPlainMemory
+from tests.memories import OpenPlainMemory, deleted
 from tests.scripted_models import StartModel
 
 
@@ -78,12 +78,7 @@ async def test_a_session_is_open_to_its_user_alone(store: MemoryStore) -> None:
         ) as raised:
             await call()
         assert "ann" not in str(raised.value)
-    assert await bob.aforget(vacuum=False) == {
-        "messages": 0,
-        "cursors": 0,
-        "facts": 0,
-        "embeddings": 0,
-    }
+    assert await bob.aforget(vacuum=False) == deleted()
     await bob.facts_block.aflush("chat")
     assert (await contents(ann), await contents(bob)) == (["Lives in Rome"], [])
     assert [message.content for message in await ann.aget_all()] == [
@@ -145,12 +140,7 @@ async def test_a_session_without_a_user_is_taken_over_with_its_facts(
         for call in (other.aget(), other.aput(user("I live in Bonn."))):
             with pytest.raises(SessionOwnerError):
                 await call
-    assert await ann.aforget(vacuum=False) == {
-        "messages": 8,
-        "cursors": 5,
-        "facts": 2,
-        "embeddings": 0,
-    }
+    assert await ann.aforget(vacuum=False) == deleted(messages=8, cursors=5, facts=2)
     assert await bob.aget() == []
 
 
@@ -282,12 +272,7 @@ async def test_forgetting_one_of_several_leaves_the_others(store: MemoryStore) -
     await tell(ann, "I live in Rome.", answer="Ann lives in Rome.")
     await tell(bob, "I live in Oslo.", answer="Bob lives in Oslo.")
     await tell(ann, "I live in Lima.")
-    assert await bob.aforget(vacuum=False) == {
-        "messages": 2,
-        "cursors": 2,
-        "facts": 1,
-        "embeddings": 0,
-    }
+    assert await bob.aforget(vacuum=False) == deleted(messages=2, cursors=2, facts=1)
     assert [one.content for one in await ann.aget_all()] == [
         "I live in Rome.",
         "Ann lives in Rome.",

@@ -157,12 +157,8 @@ async def test_what_fails_is_seen_until_it_succeeds(
     assert "'error': 'InternalServerError'" in str(stats)
     assert "secrets" not in str(stats) + repr(stats)
     assert MemoryStats.model_validate_json(stats.model_dump_json()) == stats
-    assert (
-        json.loads(json.dumps(stats.model_dump(mode="json")))["failures"]["facts"][
-            "error"
-        ]
-        == "InternalServerError"
-    )
+    dumped = json.loads(json.dumps(stats.model_dump(mode="json")))
+    assert dumped["failures"]["facts"]["error"] == "InternalServerError"
     with pytest.raises(ValidationError):
         stats.messages = 5
     await memory.aflush()

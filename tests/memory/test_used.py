@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import re
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from llama_index_memory_ext import CondensedMemory
 from llama_index_memory_ext.events import MessagesRecalledEvent
 from llama_index_memory_ext.memory.search import MemorySearchResult
 from tests.conversation import assistant, recalled, sent_text, user
+from tests.learning.learning import shown
 from tests.memories import OpenMemory
 from tests.memory.test_events import Learner, Listener, add, heard
 from tests.openai_server import say
@@ -37,10 +37,6 @@ async def long_talk(open_memory: OpenMemory, **options: Any) -> CondensedMemory:
     return memory
 
 
-def facts_in(prompt: str) -> list[str]:
-    return re.findall(r"<fact [^>]*>(.*?)</fact>", prompt)
-
-
 def shown_by(memory: CondensedMemory) -> tuple[list[str], list[tuple[str, str]]]:
     used = memory.last_used()
     return [one.fact.content for one in used.facts], [
@@ -61,7 +57,7 @@ async def test_what_was_used_is_what_stands_in_the_prompt(
         await memory.facts.aadd(content, confidence=0.9)
     prompt = await ask(memory, QUESTION)
     used = memory.last_used()
-    assert shown_by(memory) == (facts_in(prompt), recalled(prompt))
+    assert shown_by(memory) == (shown(prompt), recalled(prompt))
     assert [entry.place for entry in used.facts] == ["profile", "profile"]
     scores = {entry.fact.content: entry.score for entry in used.facts}
     assert 0 < scores["Lives in Paris"] < scores["Works with Caroline"] <= 1
@@ -120,7 +116,7 @@ async def test_it_stays_when_the_answer_has_come_whatever_was_learned_since(
     await memory.aget()
     assert (
         shown_by(memory)[0]
-        == facts_in(str(server.requests[0][-1]["content"]))
+        == shown(str(server.requests[0][-1]["content"]))
         == ["Likes tea"]
     )
     await memory.aput(user("And now?"))
@@ -153,7 +149,7 @@ async def test_what_is_cut_off_to_fit_was_not_used(open_memory: OpenMemory) -> N
     for left in range(300, 1_500, 100):
         messages = await memory.aget(initial_token_count=memory.token_limit - left)
         prompt = sent_text(messages)
-        assert shown_by(memory) == (facts_in(prompt), recalled(prompt))
+        assert shown_by(memory) == (shown(prompt), recalled(prompt))
 
 
 async def test_each_memory_tells_of_its_own_prompts(open_memory: OpenMemory) -> None:
