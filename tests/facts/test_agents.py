@@ -240,12 +240,7 @@ async def test_what_takes_the_place_of_a_shared_fact_is_shared(
     """Or the other agents would know nothing of it any more."""
     rome = {**fact_of("Lives in Rome", "I moved to Rome"), "label": "new"}
     liked = fact_of("Likes Rome", "I like Rome")
-    gone = {
-        "number": 1,
-        "reason": "Moved",
-        "quote": "I moved to Rome",
-        "replaced_by": "new",
-    }
+    gone = {"number": 1, "quote": "I moved to Rome", "replaced_by": "new"}
     llm, _ = start_model(knowing(rome, liked, gone))
     a, b = on(store, llm=llm, **BOTH_A), on(store, **BOTH_B)
     await b.facts.aadd("Lives in Oslo", agent_id=None)

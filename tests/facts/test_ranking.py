@@ -86,14 +86,6 @@ def test_a_question_brings_up_the_facts_it_is_about() -> None:
     )
 
 
-def test_what_was_said_before_counts_too_but_less() -> None:
-    turns = ["I'm working on a Python project", "It uses FastAPI and SQLAlchemy"]
-    ranked = order(STACK[:1] + STACK[2:3] + STACK[4:], "How do I write tests?", turns)
-    assert ranked[0] == "Prefers pytest for testing"
-    assert set(ranked[1:3]) == {"Works mostly in Python", "Builds the API with FastAPI"}
-    assert ranked[3] == "Deploys with Docker"
-
-
 @pytest.mark.parametrize("question", ["And where does she live?", "And she?"])
 def test_a_question_that_leans_on_the_turn_before_is_understood(question: str) -> None:
     facts = facts_of("Bob lives in Rome", "Caroline lives in Oslo", "Ann lives in Bonn")

@@ -26,7 +26,7 @@ from llama_index_memory_ext.store.schema import TABLES
 from llama_index_memory_ext.store.transaction import Transaction
 from tests.conversation import assistant, user
 from tests.databases import OpenStore
-from tests.learning.learning import as_report
+from tests.learning.learning import as_report, fact_of
 from tests.memories import OpenMemory
 from tests.memory.test_forgetting import words_in
 
@@ -55,20 +55,11 @@ class Gossip(OfflineModel):
         transcript = (messages[-1].content or "").rpartition("<transcript>")[2]
         lines = [line for line in _LINE.findall(transcript) if "I live in" in line]
         facts = [
-            {
-                "label": f"n{i}",
-                "content": f"Lives in {line.split()[-1][:-1]}",
-                "quote": line,
-                "confidence": 0.95,
-            }
+            fact_of(f"Lives in {line.split()[-1][:-1]}", line) | {"label": f"n{i}"}
             for i, line in enumerate(lines, 1)
         ]
         ended = [
-            {
-                "number": 1,
-                "quote": line,
-                "replaced_by": f"n{i}",
-            }
+            {"number": 1, "quote": line, "replaced_by": f"n{i}"}
             for i, line in enumerate(lines, 1)
         ]
         arguments = as_report({"new_facts": facts, "retired": ended[-1:]})

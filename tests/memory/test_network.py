@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from tests.forked import run_forked
+from tests.learning.learning import fact_of
 from tests.openai_server import Message, call, say, serve
 
 # The hook sees what any library does.
@@ -53,12 +54,7 @@ asyncio.run(main())
 
 def model(messages: list[Message], tools: list[str]) -> Message:
     if "report_facts" in tools:
-        fact = {
-            "content": "Is called Ann",
-            "category": "knowledge",
-            "confidence": 0.9,
-            "quote": "My name is Ann",
-        }
+        fact = fact_of("Is called Ann", "My name is Ann", "knowledge")
         return call(("call_1", "report_facts", {"new_facts": [fact]}))
     return say("Ann has asked several questions about what she asked before.")
 

@@ -99,21 +99,6 @@ async def test_a_text_that_only_tells_something_is_about_its_meaning(
     assert tokens > SMALL["recall_token_limit"] // 2
 
 
-async def test_until_it_is_embedded_words_find_a_message(
-    open_memory: OpenMemory,
-) -> None:
-    model = DocumentsWait(gate=asyncio.Event())
-    memory = open_memory(**SMALL, embed_model=model)
-    await begin(memory)
-    prompt = [text for _, text in recalled(sent_text(await memory.aget("Who sleeps?")))]
-    assert HOUND in prompt
-    assert HOUND not in [
-        text for _, text in recalled(sent_text(await memory.aget("dog?")))
-    ]
-    model.gate.set()
-    assert HOUND in await ask(memory)
-
-
 async def test_tools_are_embedded_with_their_results_and_instructions_are_not(
     open_memory: OpenMemory,
 ) -> None:
