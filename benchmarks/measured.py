@@ -48,7 +48,7 @@ _CHECKS = (
 )
 _STORE = (
     "store/cache.py",
-    "store/log.py",
+    "store/message_rows.py",
     "store/owners.py",
     "store/deletion.py",
     "store/readers.py",
@@ -56,7 +56,7 @@ _STORE = (
     "store/database.py",
     "store/transaction.py",
     "store/schema.py",
-    "store/writing.py",
+    "store/log.py",
 )
 _TURN = (
     *_STORE,
@@ -138,6 +138,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "turn_cost": _TURN,
     "whose_words": (
         "checks/evidence.py",
+        "store/message_rows.py",
         "store/log.py",
         "store/facts.py",
     ),

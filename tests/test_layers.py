@@ -49,7 +49,7 @@ checks      comparison > clauses > evidence secrets                       # the 
 blocks      __init__                                                      # what both blocks share: they read one log
 learning    prompt report > budget reply > categories                     # what a model is asked, and its answer
 ---
-store       __init__ > deletion writing sessions > log owners facts vectors >
+store       __init__ > deletion log sessions links > message_rows owners facts vectors >
             readers > rows > database > marks versions > transaction >
             address cache schema > encryption tables                      # tables, rows, keys
 search      embeddings > tfidf                                            # how similar two texts are
@@ -103,7 +103,7 @@ WITH_ONE_IMPORTER = {
     "record/sticky.py": "decides in plain functions, apart from the class that reads and stores",
     "store/deletion.py": "is one of the subjects of the store",
     "store/sessions.py": "is one of the subjects of the store",
-    "store/writing.py": "is one of the subjects of the store",
+    "store/log.py": "is one of the subjects of the store",
     "store/versions.py": "makes and upgrades tables, apart from the connections",
     "background/threads.py": "runs the jobs of stores, apart from their databases",
     "text/trim.py": "is a public function of its own",
@@ -310,8 +310,8 @@ LOADED_WITH_THE_PRESET = {
     "models": "ask local_embeddings",
     "record": "cache_points index media reader recall sticky text window",
     "search": "embeddings tfidf",
-    "store": "address cache database deletion encryption facts log marks owners "
-    "readers rows schema sessions tables transaction vectors versions writing",
+    "store": "address cache database deletion encryption facts links log marks "
+    "message_rows owners readers rows schema sessions tables transaction vectors versions",
     "text": "entries limits messages parts tokens turns",
     "words": "asking dates pronouns tokens",
 }

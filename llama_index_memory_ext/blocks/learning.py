@@ -21,7 +21,6 @@ from llama_index_memory_ext.events import ExtractionFailedEvent
 from llama_index_memory_ext.fact import CATEGORIES, DEFAULT_MIN_CONFIDENCE
 from llama_index_memory_ext.learning.categories import check_categories
 from llama_index_memory_ext.settings import Switch, check_id
-from llama_index_memory_ext.store.rows import ReadPosition
 from llama_index_memory_ext.store.tables import LAST_ID, namespace_of_session
 
 if TYPE_CHECKING:
@@ -182,17 +181,11 @@ class LearningBlock(LogBlock):
         """
         readers = self._store.readers
         reader = self.reader_of(session_id)
-        page = await readers.page(session_id, reader, ReadPosition(), limit=1)
+        page = await readers.page(session_id, reader, limit=1)
         rows = await readers.find(session_id)
         skipped = [row for row in rows if row.id > page.position][:count]
         if skipped:
-            await readers.move(
-                session_id,
-                reader,
-                epoch=page.epoch,
-                old=page.position,
-                new=skipped[-1].id,
-            )
+            await readers.move(session_id, reader, page, skipped[-1].id)
 
     def job_key(self, session_id: str) -> JobKey:
         """Return the key of this block's job of a session."""

@@ -18,6 +18,7 @@ from llama_index_memory_ext.facts.ranking import (
 )
 from llama_index_memory_ext.search.tfidf import FactRanker, suppress_failures
 from llama_index_memory_ext.store.facts import NOTHING_READ, FactChanges
+from llama_index_memory_ext.store.rows import ReadPosition
 from llama_index_memory_ext.text.messages import in_zone, now_in
 from llama_index_memory_ext.words.dates import Period, period_asked
 
@@ -179,10 +180,9 @@ class UserFacts:
             await record.readers.move(
                 session_id,
                 reader,
-                epoch=epoch,
-                old=stored.position,
-                new=position,
-                state={"profile": fact_ids},
+                ReadPosition(epoch, stored.position),
+                position,
+                {"profile": fact_ids},
             )
             # Another process may have stored its choice first.
             stored = await record.readers.cursor(session_id, reader)

@@ -39,7 +39,7 @@ from llama_index_memory_ext.learning.rejections import TOOL_CHECKS
 from llama_index_memory_ext.learning.report import ask_for_facts, can_call
 from llama_index_memory_ext.learning.validation import ValidatedReply, validate_reply
 from llama_index_memory_ext.models.ask import Usage, usage_of, was_truncated
-from llama_index_memory_ext.store.facts import write_extracted
+from llama_index_memory_ext.store.facts import add_facts
 from llama_index_memory_ext.store.readers import move_cursor
 from llama_index_memory_ext.store.tables import display_name
 
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.learning.reply import NewFact
     from llama_index_memory_ext.learning.request import Request, RequestPlanner
     from llama_index_memory_ext.store.facts import FactChanges
+    from llama_index_memory_ext.store.transaction import Transaction
     from llama_index_memory_ext.text.turns import Utterance
 
 
@@ -340,24 +341,25 @@ class Extractor:
         """Store the facts of a batch with the cursor; return no facts if another process was faster."""
         user_facts = self.user_facts
         unread = batch.unread
-        move = partial(
-            move_cursor,
-            key=self.session_id,
-            reader=self.batches.reader,
-            epoch=unread.epoch,
-            old=unread.position,
-            new=max(unread.position, unread.rows[-1].id),
-            state=progress.state,
-        )
+        namespace = user_facts.namespace
+
+        def write(tx: Transaction) -> bool:
+            # All or nothing.
+            return add_facts(
+                tx, namespace, extracted.changed, seen, user_facts.view
+            ) and move_cursor(
+                tx,
+                self.session_id,
+                self.batches.reader,
+                unread,
+                max(unread.position, unread.rows[-1].id),
+                progress.state,
+            )
+
         is_stored = await user_facts.store.database.run(
-            write_extracted,
-            user_facts.namespace,
-            extracted.changed,
-            seen,
-            user_facts.view,
-            move,
+            write,
             sessions=[self.session_id],
-            users=[user_facts.namespace],
+            users=[namespace],
         )
         written = Extracted(seconds=extracted.seconds, usage=extracted.usage)
         if is_stored:
@@ -407,10 +409,9 @@ class Extractor:
         is_stored = await self.user_facts.store.readers.move(
             self.session_id,
             self.batches.reader,
-            epoch=unread.epoch,
-            old=unread.position,
-            new=position,
-            state=progress.state,
+            unread,
+            position,
+            progress.state,
         )
         if not is_stored or action == "stop":
             return False

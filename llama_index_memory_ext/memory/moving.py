@@ -10,6 +10,7 @@ from llama_index_memory_ext.errors import MessageError, SettingError
 from llama_index_memory_ext.formats import messages_to_json, moved_from_json
 from llama_index_memory_ext.memory.writing import M, access_of, put
 from llama_index_memory_ext.settings import check_id
+from llama_index_memory_ext.store.links import link_session
 from llama_index_memory_ext.text.messages import speaker_of
 
 if TYPE_CHECKING:
@@ -33,7 +34,9 @@ async def import_json(
             "one user. Nothing was stored. Open the session with a user_id and shared=True."
         )
     count = await put(memory, messages, strict=True)
-    await memory.sql_store.facts.link_session(memory.session_id)
+    await memory.sql_store.database.run(
+        link_session, memory.session_id, sessions=[memory.session_id]
+    )
     return count
 
 

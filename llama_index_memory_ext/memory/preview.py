@@ -92,7 +92,9 @@ class PreviewReaders(Readers):
             snapshot = snapshot._replace(active=(self.question,), log=log)
         return snapshot
 
-    async def move(self, key: str, reader: str, *, new: int, **_: Any) -> bool:
+    async def move(
+        self, key: str, reader: str, seen: object, new: int, state: object = None
+    ) -> bool:
         """Move a cursor in this object; True."""
         self._positions[reader] = new
         return True

@@ -315,10 +315,9 @@ class RecordReader:
         return await self.store.readers.move(
             session_id,
             self.name,
-            epoch=window.seen.epoch,
-            old=window.seen.position,
-            new=position,
-            state=state if any(state.values()) else None,
+            window.seen,
+            position,
+            state if any(state.values()) else None,
         )
 
     async def announce(

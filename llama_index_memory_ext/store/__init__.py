@@ -40,12 +40,12 @@ from llama_index_memory_ext.store.deletion import (
 )
 from llama_index_memory_ext.store.encryption import Cipher, EncryptionKey, TextFunction
 from llama_index_memory_ext.store.facts import Facts
+from llama_index_memory_ext.store.log import Log
 from llama_index_memory_ext.store.marks import SELECT_PLACES, encrypt_within, mark
 from llama_index_memory_ext.store.readers import Readers
 from llama_index_memory_ext.store.rows import ALL_STATUSES, LogRow, messages_of
 from llama_index_memory_ext.store.sessions import SessionInfo, read_keys, read_sessions
 from llama_index_memory_ext.store.tables import LAST_ID, Row
-from llama_index_memory_ext.store.writing import Log
 from llama_index_memory_ext.text.tokens import TokenCounter
 from llama_index_memory_ext.words import language_of
 
@@ -345,7 +345,8 @@ class MemoryStore(SQLAlchemyChatStore):
 
     async def archive_oldest_messages(self, key: str, n: int) -> list[ChatMessage]:
         """Move the oldest n active messages into the log and return them."""
-        return messages_of(await self.log.archive_oldest(key, n))
+        appended = await self.log.append(key, [], lambda _: n)
+        return list(appended.flushed)
 
     async def count_messages(
         self, key: str, status: MessageStatus | None = MessageStatus.ACTIVE

@@ -15,7 +15,7 @@ from llama_index_memory_ext.store.facts import (
     put_facts,
     select_facts,
 )
-from llama_index_memory_ext.store.log import delete_rows
+from llama_index_memory_ext.store.message_rows import delete_rows
 from llama_index_memory_ext.store.owners import readers_of_facts
 from llama_index_memory_ext.store.readers import find_rows, sessions_of_user
 from llama_index_memory_ext.store.schema import TABLES

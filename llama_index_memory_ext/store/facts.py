@@ -11,22 +11,13 @@ from llama_index.core.bridge.pydantic import ValidationError
 from llama_index_memory_ext.agent_view import ALL_FACTS, SHARED_FACTS, AgentView
 from llama_index_memory_ext.errors import EncryptionError, FactError
 from llama_index_memory_ext.fact import Fact, duplicate_key, mark_edited, retire
-from llama_index_memory_ext.store.readers import find_rows, has_session, rows_by_id
+from llama_index_memory_ext.store.readers import rows_by_id
 from llama_index_memory_ext.store.rows import FactsVersion
 from llama_index_memory_ext.store.tables import display_name
-from llama_index_memory_ext.store.transaction import (
-    Transaction,
-    reads,
-    writes_session,
-    writes_user,
-)
-from llama_index_memory_ext.text.turns import spoken
-from llama_index_memory_ext.words import visible
+from llama_index_memory_ext.store.transaction import Part, Transaction, door
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
-
-    from llama_index_memory_ext.store.database import Database
 
     Changed = Callable[[Mapping[str, Fact]], Sequence[Fact]]
 
@@ -88,7 +79,6 @@ _DELETE_VECTORS = (
     "DELETE FROM {embeddings} WHERE namespace = :namespace AND id {in_ids}"
 )
 _COUNT_FACTS = "SELECT namespace, COUNT(*) AS facts FROM {facts} GROUP BY namespace"
-_SELECT_OWNERS = "SELECT user_id FROM {owners} WHERE key = :session_id"
 _RENAME_SPEAKER = "UPDATE {facts} SET said_by = :new WHERE said_by = :old"
 
 
@@ -202,8 +192,6 @@ def read_facts(
     """
     version = read_version(tx, namespace)
     fresh = version.epoch == seen.epoch
-    if fresh and version.change == seen.change:
-        return FactChanges(*version, fresh=True, facts=[])
     last_seen = seen.change if fresh else 0
     rows = select_facts(tx, namespace, view, seen=last_seen)
     change = max([version.change, *(row.change for row in rows)])
@@ -232,7 +220,7 @@ def write_facts(
         if seen.epoch == 0 and not _are_said(tx, facts):
             tx.rollback()
             return False
-        return _merge(tx, namespace, facts, seen, view)
+        return add_facts(tx, namespace, facts, seen, view)
     rows = select_facts(tx, namespace, ids=[fact.id for fact in facts])
     hidden = sum(not view.sees(row.agent_id or None) for row in rows)
     if hidden:
@@ -291,7 +279,7 @@ def move_facts(tx: Transaction, old: str, new: str) -> None:
     facts = parse_facts(tx, old, select_facts(tx, old))
     if facts:
         tx.lock((), (old, new))
-        _merge(tx, new, list(facts.values()), NOTHING_READ, SHARED_FACTS)
+        add_facts(tx, new, list(facts.values()), NOTHING_READ, SHARED_FACTS)
         delete_with_vectors(tx, old, facts)
     tx.execute(_RENAME_SPEAKER, old=old, new=new)
 
@@ -302,14 +290,17 @@ def count_facts(tx: Transaction) -> dict[str, int]:
     return {row.namespace: row.facts for row in result}
 
 
-def _merge(
+def add_facts(
     tx: Transaction,
     namespace: str,
     facts: Sequence[Fact],
     seen: FactChanges,
     view: AgentView,
 ) -> bool:
-    """Store facts beside the facts that were stored since ``seen``; False if facts were deleted since."""
+    """Store facts; changes that were stored since ``seen`` are neither repeated nor undone.
+
+    False, and the transaction is rolled back, if facts were deleted since.
+    """
     epoch = read_version(tx, namespace).epoch
     if seen.epoch not in (0, epoch):
         tx.rollback()
@@ -318,93 +309,6 @@ def _merge(
     newer = parse_facts(tx, namespace, rows)
     put_facts(tx, namespace, merge_facts(facts, newer))
     return True
-
-
-def write_extracted(
-    tx: Transaction,
-    namespace: str,
-    facts: Sequence[Fact],
-    seen: FactChanges,
-    view: AgentView,
-    move: Callable[[Transaction], bool],
-) -> bool:
-    """Store the facts of rows, and ``move`` the reader's cursor past these rows: all or nothing.
-
-    Changes that were stored since ``seen`` are neither repeated nor undone. False, and
-    nothing is stored, if the cursor was moved, or messages or facts were deleted
-    meanwhile.
-    """
-    return _merge(tx, namespace, facts, seen, view) and move(tx)
-
-
-def _link_facts(tx: Transaction, namespace: str, facts: Collection[Fact]) -> list[Fact]:
-    """Return the facts, each with the ids of the rows that have its quote; () if no row has it."""
-    sessions = {fact.session_id or "" for fact in facts if fact.quote}
-    texts = {key: _texts_in(tx, namespace, key) for key in sessions}
-    linked = []
-    for fact in facts:
-        rows: tuple[int, ...] = ()
-        if fact.quote:
-            rows = _rows_of(fact, texts[fact.session_id or ""])
-        linked.append(fact.model_copy(update={"message_ids": rows}))
-    return linked
-
-
-def _texts_in(tx: Transaction, namespace: str, session_id: str) -> dict[int, str]:
-    """Return the texts of a session from which a namespace may have facts, by their rows.
-
-    {} for a session of other users, which only has the same name.
-    """
-    users = tx.scalars(_SELECT_OWNERS, session_id=session_id)
-    speakers: set[str | None] = {*users}
-    if namespace in users:
-        # In a session of one user, no row names its speaker.
-        speakers = {None, namespace}
-    texts = {}
-    for row in find_rows(tx, session_id):
-        if row.role == "user" and row.user_id in speakers:
-            texts[row.id] = visible(spoken(row.message))
-    return texts
-
-
-def _rows_of(fact: Fact, texts: Mapping[int, str]) -> tuple[int, ...]:
-    """Return the rows whose texts have the quote of a fact, in a line of the text around the quote."""
-    start = fact.quote.partition("\n")[0]
-    lines = [line for line in fact.source.splitlines() if start in line]
-    rows = []
-    for row_id, text in texts.items():
-        if fact.quote in text and any(line in text for line in lines or [start]):
-            rows.append(row_id)
-    return tuple(rows)
-
-
-def import_facts(
-    tx: Transaction, namespace: str, facts: Sequence[Fact], view: AgentView
-) -> None:
-    """As ``write_facts``; each fact gets the rows of its session that have its quote.
-
-    The row ids of another database mean nothing here, so quotes find the messages.
-    """
-    sessions = {fact.session_id or "" for fact in facts}
-    tx.lock([key for key in sessions if has_session(tx, key)], [namespace])
-    write_facts(tx, namespace, _link_facts(tx, namespace, facts), view=view)
-
-
-def link_session(tx: Transaction, session_id: str) -> None:
-    """Give the facts that were imported before their session its rows."""
-    owners = tx.scalars(_SELECT_OWNERS, session_id=session_id)
-    if not owners:
-        tx.rollback()
-        return
-    tx.lock((), owners)
-    for namespace in owners:
-        facts = parse_facts(tx, namespace, select_facts(tx, namespace)).values()
-        unlinked = [
-            fact
-            for fact in facts
-            if fact.session_id == session_id and not fact.message_ids
-        ]
-        put_facts(tx, namespace, _link_facts(tx, namespace, unlinked))
 
 
 def merge_facts(facts: Sequence[Fact], newer: Mapping[str, Fact]) -> list[Fact]:
@@ -448,22 +352,11 @@ def retires(fact: Fact, stored: Fact) -> bool:
     return not stored.retired or fact.retired_by == "request"
 
 
-class Facts:
+class Facts(Part):
     """The facts of a store. A ``view`` selects agents; facts of another agent are neither read nor changed."""
 
-    def __init__(self, database: Database) -> None:
-        self.database = database
-
-    read = reads(read_facts)
-    change = writes_user(change_facts)
-    write = writes_user(write_facts)
-    delete = writes_user(delete_facts)
-    count_by_user = reads(count_facts)
-    link_session = writes_session(link_session)
-
-    async def import_facts(
-        self, namespace: str, facts: Sequence[Fact], view: AgentView
-    ) -> None:
-        """Store imported facts, in the time of one call for each ``PAGE_FACTS`` facts."""
-        seconds = self.database.seconds * (len(facts) // PAGE_FACTS + 1)
-        await self.database.run(import_facts, namespace, facts, view, seconds=seconds)
+    read = door(read_facts)
+    change = door(change_facts, "users")
+    write = door(write_facts, "users")
+    delete = door(delete_facts, "users")
+    count_by_user = door(count_facts)

@@ -1,320 +1,255 @@
-"""The log: writes, archives and deletes the messages of each session, in the order of their ids."""
+"""The log of each session: writes messages into sessions with their owners; the methods of ``Log``."""
 
 from __future__ import annotations
 
-import logging
-import time
-from json import dumps
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from llama_index.core.base.llms.types import ChatMessage, MessageRole
-
-from llama_index_memory_ext.errors import EncryptionError, MessageError
+from llama_index_memory_ext.errors import MessageError
+from llama_index_memory_ext.store.facts import move_facts
+from llama_index_memory_ext.store.message_rows import (
+    delete_all,
+    delete_oldest,
+    delete_row,
+    delete_rows,
+    insert_messages,
+    new_messages,
+    set_statuses,
+    speaker_of_row,
+)
+from llama_index_memory_ext.store.owners import (
+    branch_session,
+    check_owner,
+    kinds_of_owners,
+    readers_of_facts,
+    users_in,
+    users_of_session,
+)
 from llama_index_memory_ext.store.readers import (
     find_rows,
-    put_cursor,
+    is_current,
+    register_readers,
     renew_session,
-    rows_by_id,
-    rows_by_message_id,
 )
-from llama_index_memory_ext.store.rows import LogRow, messages_of
 from llama_index_memory_ext.store.tables import (
     ACTIVE,
-    ARCHIVED,
-    ROWS,
-    Row,
-    vectors_namespace,
+    SHARED,
+    WITHOUT_USER,
+    namespace_of_session,
 )
-from llama_index_memory_ext.text.messages import (
-    ID_KEY,
-    Json,
-    MovedMessage,
-    clean,
-    is_same,
-    message_id_of,
-    speaker_of,
-    storable,
-)
-from llama_index_memory_ext.text.turns import is_code_output, with_code_results
+from llama_index_memory_ext.store.transaction import Part, Transaction, door
+from llama_index_memory_ext.text.messages import SPEAKER_KEY, Plan, is_same, storable
+from llama_index_memory_ext.text.turns import with_code_results
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
-    from llama_index_memory_ext.store.transaction import Transaction
+    from llama_index.core.base.llms.types import ChatMessage
 
+    from llama_index_memory_ext.store.rows import LogRow, SessionAccess
 
-logger = logging.getLogger(__name__)
-
-# ``id + 0``: to find the first or the last ``id``, PostgreSQL may walk through the rows of
-# all sessions.
-_SELECT_LAST_ROW = """
-SELECT id, role, data, timestamp, status, user_id FROM {rows}
-WHERE key = :key AND id = (SELECT MAX(id + 0) FROM {rows} WHERE key = :key)
+_PUT_OWNER = """
+INSERT INTO {owners} (key, user_id, kind) VALUES (:key, :user_id, :kind)
+ON CONFLICT (key, user_id) DO UPDATE SET kind = excluded.kind
 """
-_INSERT_ROW = """
-INSERT INTO {rows} (key, timestamp, role, status, data, user_id)
-VALUES (:key, :timestamp, :role, :status, :data, :user_id)
+_DELETE_OWNER = "DELETE FROM {owners} WHERE key = :key AND user_id = :user_id"
+# Names the first user of a session as the speaker of the messages that name none.
+_NAME_SPEAKER = """
+UPDATE {rows} SET user_id = :user_id WHERE key = :key AND role = 'user' AND user_id IS NULL
 """
-_ARCHIVE_ROWS = """
-UPDATE {rows} SET status = 'archived' WHERE key = :key AND status = 'active' AND id <= :last
-"""
-_ACTIVATE_ROWS = """
-UPDATE {rows} SET status = 'active' WHERE key = :key AND status = 'archived' AND id >= :first
-"""
-_SELECT_IDS = (
-    "SELECT id FROM {rows} WHERE key = :key AND status IN :statuses ORDER BY id"
-)
-_DELETE_ROWS = "DELETE FROM {rows} WHERE key = :key AND id {in_row_ids}"
-_DELETE_MESSAGE_IDS = (
-    "DELETE FROM {message_ids} WHERE key = :key AND row_id {in_row_ids}"
-)
-_SELECT_CALL = """
-SELECT id FROM {rows} WHERE key = :key AND id <= :row_id AND role NOT IN ('tool', 'function')
-ORDER BY id + 0 DESC LIMIT 1
-"""
-_DELETE_VECTORS = (
-    "DELETE FROM {embeddings} WHERE namespace = :namespace AND id {in_ids}"
-)
-_SELECT_CURSORS_BEHIND = """
-SELECT reader, position, state FROM {cursors} WHERE key = :key AND position >= :first
-"""
-_SELECT_LAST_ID = """
-SELECT COALESCE(MAX(id + 0), 0) FROM {rows} WHERE key = :key AND id <= :last
-"""
-_SELECT_LAST_IDS = """
-SELECT id FROM {rows} WHERE key = :key ORDER BY id + 0 DESC LIMIT :limit
-"""
-_PUT_MESSAGE_ID = """
-INSERT INTO {message_ids} (key, message_id, row_id) VALUES (:key, :message_id, :row_id)
-ON CONFLICT (key, message_id) DO UPDATE SET row_id = excluded.row_id
+# Unless another reader has the new name.
+_RENAME_READER = """
+UPDATE {cursors} SET reader = :new_name
+WHERE key = :key AND reader = :reader
+  AND NOT EXISTS (SELECT 1 FROM {cursors} WHERE key = :key AND reader = :new_name)
 """
 
 
-def set_statuses(
-    tx: Transaction, key: str, stored: Sequence[LogRow], *, archived: int
-) -> list[ChatMessage]:
-    """Put the first ``archived`` rows into the log, and make the later rows active.
+class Appended(NamedTuple):
+    """The result of writing messages.
 
-    Return the messages that were not in the log before.
+    ``written``: the number of messages that were not stored before.
+    ``flushed``: copies of the messages that newly went into the log, oldest first.
     """
-    flushed = [row for row in stored[:archived] if row.is_active]
-    if flushed:
-        tx.execute(_ARCHIVE_ROWS, key=key, last=flushed[-1].id)
-    reactivated = [row for row in stored[archived:] if not row.is_active]
-    if reactivated:
-        tx.execute(_ACTIVATE_ROWS, key=key, first=reactivated[0].id)
-    return messages_of(flushed)
+
+    written: int = 0
+    flushed: Sequence[ChatMessage] = ()
 
 
-def insert_messages(
+def append_messages(
     tx: Transaction,
     key: str,
     messages: Sequence[ChatMessage],
-    user_id: str | None = None,
+    plan_flush: Plan | None,
     *,
-    archived: int,
-    replaced: Sequence[LogRow] = (),
-) -> list[ChatMessage]:
-    """Write messages, the first ``archived`` of them into the log, and return copies of the archived messages.
+    replace: bool = False,
+    access: SessionAccess | None = None,
+    readers: Sequence[str] = (),
+    strict: bool = False,
+) -> Appended:
+    """Write messages after the active messages, and move messages from short-term memory into the log.
 
-    ``user_id`` is the default speaker of the user's messages in a session of
-    several users. A message with the words of a ``replaced`` row keeps the speaker
-    of that row.
+    Args:
+        tx: A connection in a transaction that has locked the session.
+        key: The session.
+        messages: The new messages. Of messages with the same ``message_id``, only
+            the first is written.
+        plan_flush: Takes the active messages and then the new ones, oldest first,
+            and returns how many of the oldest go into the log; None: none.
+        replace: Whether the new messages replace all messages of the session. The
+            first rows that have the same messages stay, with ids and times. All later
+            rows are deleted.
+        access: The user who becomes an owner of the session.
+            ``claim_session`` may refuse it.
+        readers: The readers that are registered for the session.
+        strict: Whether a second message with the same ``message_id`` and other words
+            raises a MessageError.
     """
-    if not messages:
-        return []
-    now = time.time_ns()
-    roles = _roles_of(tx, key, messages)
-    speakers = {_words_of(row.data): row.user_id for row in replaced if row.user_id}
-    rows = []
-    for i, message in enumerate(messages):
-        data = storable(message)
-        speaker = speakers.get(_words_of(data), user_id)
-        rows.append(
-            {
-                "key": key,
-                "timestamp": _time_of(message, now + i),
-                "role": roles[i].role.value,
-                "status": ARCHIVED if i < archived else ACTIVE,
-                "data": data,
-                "user_id": speaker_of_row(roles[i], speaker),
-            }
-        )
-    tx.execute(_INSERT_ROW, rows)
-    _store_message_ids(tx, key, rows)
-    flushed = [row["data"] for row in rows if row["status"] == ARCHIVED]
-    return [ChatMessage.model_validate(data) for data in flushed]
-
-
-def delete_rows(tx: Transaction, key: str, ids: Sequence[int]) -> int:
-    """Delete rows of a session, oldest first, and return their number.
-
-    The session gets a new epoch, so that its readers read it again. A cursor behind
-    a deleted row moves back to the last row that remains, because a later row may
-    get the id of a deleted one. ``Readers.move`` describes its state.
-    """
+    speakers = _speakers_in(messages, access)
+    stored = []
+    replaced = []
+    if not replace:
+        if plan_flush:
+            stored = find_rows(tx, key, [ACTIVE])
+        messages = new_messages(tx, key, messages, strict=strict)
+        if not (messages or stored):
+            tx.rollback()
+            return Appended()
+    user_id = None
+    if access:
+        user_id = claim_session(tx, key, access, speakers, readers)
+    if replace:
+        rows = find_rows(tx, key)
+        same = _count_same(rows, messages)
+        stored = rows[:same]
+        replaced = rows[same:]
+        delete_rows(tx, key, [row.id for row in replaced])
+        messages = new_messages(tx, key, messages[same:])
     count = 0
-    if ids:
-        _delete_vectors(tx, key, ids)
-        tx.execute(_DELETE_MESSAGE_IDS, key=key, row_ids=ids)
-        count = tx.execute(_DELETE_ROWS, key=key, row_ids=ids).rowcount
-        _move_cursors_back(tx, key, ids)
+    if plan_flush:
+        before = [row.message for row in stored]
+        count = plan_flush(with_code_results([*before, *messages]))
+    flushed = set_statuses(tx, key, stored, archived=count)
+    new = insert_messages(
+        tx, key, messages, user_id, archived=count - len(stored), replaced=replaced
+    )
+    return Appended(len(messages), [*flushed, *new])
+
+
+def claim_session(
+    tx: Transaction,
+    key: str,
+    access: SessionAccess,
+    speakers: Collection[str],
+    readers: Sequence[str],
+) -> str | None:
+    """Make the user who opens a session, and its ``speakers``, its owners, and register their readers.
+
+    Return the user if the session has several users; otherwise None. A session without a user becomes
+    the session of its first user, with its facts.
+
+    Raises:
+        SessionOwnerError: Another user owns it, and not both have opened it as
+            shared.
+    """
+    kinds = check_owner(tx, key, access)
+    user_id = access.user_in(key)
+    users = {user_id, *speakers}
+    new_owners = [
+        {"key": key, "user_id": user, "kind": access.kind}
+        for user in users
+        if kinds.get(user) != access.kind
+    ]
+    if new_owners:
+        tx.execute(_PUT_OWNER, new_owners)
+    if kinds.get(namespace_of_session(key)) == WITHOUT_USER:
+        _take_over(tx, key, user_id)
+    earlier = users_in(kinds)
+    users.update(earlier)
+    has_several = len(users) > 1
+    if has_several and len(earlier) <= 1:
+        speaker = earlier[0] if earlier else user_id
+        tx.execute(_NAME_SPEAKER, key=key, user_id=speaker)
+        # Readers begin again to show the name.
+        renew_session(tx, key)
+    register_readers(tx, key, readers)
+    return access.user_id if has_several else None
+
+
+def _take_over(tx: Transaction, key: str, user_id: str) -> None:
+    """Give the facts and cursors of a session without a user to its first user."""
+    namespace = namespace_of_session(key)
+    if user_id == namespace:
+        return
+    tx.execute(_DELETE_OWNER, key=key, user_id=namespace)
+    for reader in readers_of_facts(tx, key, namespace):
+        tx.execute(
+            _RENAME_READER,
+            key=key,
+            reader=reader,
+            new_name=reader.removesuffix(namespace) + user_id,
+        )
+    move_facts(tx, namespace, user_id)
     renew_session(tx, key)
+
+
+def claim_again(
+    tx: Transaction,
+    key: str,
+    access: SessionAccess,
+    *,
+    readers: Sequence[str],
+    epoch: int,
+) -> None:
+    """Claim a session as ``claim_session`` does, unless rows were deleted since ``epoch``; shared access stays."""
+    if not is_current(tx, key, epoch):
+        tx.rollback()
+        return
+    kinds = kinds_of_owners(tx, key)
+    is_shared = kinds.get(access.user_id or "") == SHARED
+    claim_session(tx, key, access._replace(shared=is_shared), (), readers)
+
+
+def _count_same(rows: Sequence[LogRow], messages: Sequence[ChatMessage]) -> int:
+    """Return how many messages, from the first on, equal the stored messages."""
+    count = 0
+    for row, message in zip(rows, messages, strict=False):
+        if not is_same(row.data, storable(message)):
+            break
+        count += 1
     return count
 
 
-def delete_row(tx: Transaction, key: str, row_id: int) -> LogRow | None:
-    """Delete a row of a session and return it; None if the session has no such row."""
-    for row in rows_by_id(tx, key, [row_id]):
-        delete_rows(tx, key, [row_id])
-        return row
-    tx.rollback()
-    return None
+def _speakers_in(
+    messages: Sequence[ChatMessage], access: SessionAccess | None
+) -> set[str]:
+    """Return the users whom messages name, except the user who opens the session.
 
-
-def delete_all(tx: Transaction, key: str, statuses: Sequence[str]) -> None:
-    """Delete the rows of a session with these statuses."""
-    delete_rows(tx, key, tx.scalars(_SELECT_IDS, key=key, statuses=statuses))
-
-
-def delete_oldest(tx: Transaction, key: str, count: int) -> list[LogRow]:
-    """Delete the oldest active rows, at most ``count``, and return them."""
-    oldest = find_rows(tx, key, [ACTIVE], limit=count)
-    if oldest:
-        delete_rows(tx, key, [row.id for row in oldest])
-    return oldest
-
-
-def archive_oldest(tx: Transaction, key: str, count: int) -> list[LogRow]:
-    """Move the oldest active rows, at most ``count``, into the log, and return them."""
-    oldest = find_rows(tx, key, [ACTIVE], limit=count)
-    if oldest:
-        tx.execute(_ARCHIVE_ROWS, key=key, last=oldest[-1].id)
-    return oldest
-
-
-def _delete_vectors(tx: Transaction, key: str, ids: Sequence[int]) -> None:
-    """Delete the vectors of rows; a tool's result shares the vector of its call, which comes before it."""
-    calls = tx.scalars(_SELECT_CALL, key=key, row_id=ids[0])
-    tx.execute(
-        _DELETE_VECTORS,
-        namespace=vectors_namespace(key),
-        ids=[str(row_id) for row_id in [*calls, *ids]],
-    )
-
-
-def _move_cursors_back(tx: Transaction, key: str, ids: Sequence[int]) -> None:
-    """Move the cursors at or behind the first of these deleted rows to rows that remain."""
-    deleted = set(ids)
-    for cursor in tx.execute(_SELECT_CURSORS_BEHIND, key=key, first=ids[0]).all():
-        position = 0
-        state = cursor.state
-        # A reader whose state cannot be read begins again.
-        if isinstance(state, EncryptionError):
-            state = {}
-        if state is None or ROWS in state:
-            last = tx.execute(_SELECT_LAST_ID, key=key, last=cursor.position)
-            position = last.scalar_one()
-        if state:
-            state = _without_deleted(state, deleted, position)
-        put_cursor(tx, key, cursor.reader, position, state or None)
-
-
-def _without_deleted(
-    state: dict[str, Json], deleted: set[int], position: int
-) -> dict[str, Json] | None:
-    """Return a reader's state without the entries of deleted rows; None if it says nothing then."""
-    entries = [row for row in state.get(ROWS, ()) if deleted.isdisjoint(row[:2])]
-    if entries or position:
-        return {**state, ROWS: entries}
-    return None
-
-
-def _roles_of(
-    tx: Transaction, key: str, messages: Sequence[ChatMessage]
-) -> Sequence[ChatMessage]:
-    """Return the messages with the roles of ``with_code_results``, which may depend on the message before them."""
-    before = []
-    if is_code_output(messages[0]):
-        last_rows = tx.execute(_SELECT_LAST_ROW, key=key).all()
-        before = [LogRow.from_query(tx, key, row).message for row in last_rows]
-    return with_code_results([*before, *messages])[len(before) :]
-
-
-def _store_message_ids(tx: Transaction, key: str, rows: Sequence[Row]) -> None:
-    """Store the ids that programs have given the messages of new rows."""
-    message_ids = [
-        message_id_of(row["data"].get("additional_kwargs") or {}) for row in rows
-    ]
-    if not any(message_ids):
-        return
-    row_ids = tx.scalars(_SELECT_LAST_IDS, key=key, limit=len(rows))
-    new_ids = []
-    for row_id, message_id in zip(row_ids, reversed(message_ids), strict=True):
-        if message_id:
-            new_ids.append({"key": key, "message_id": message_id, "row_id": row_id})
-    tx.execute(_PUT_MESSAGE_ID, new_ids)
-
-
-def new_messages(
-    tx: Transaction,
-    key: str,
-    messages: Sequence[ChatMessage],
-    *,
-    strict: bool = False,
-) -> Sequence[ChatMessage]:
-    """Return the messages whose id neither the session nor an earlier message has.
-
-    Raises:
-        MessageError: An id is neither a text of at most 255 characters nor a
-            number; if ``strict``, also an id of a message with other words.
+    Without a user, no message names one. A MessageError if a message names another user
+    in a session that is not shared.
     """
-    ids = [
-        message_id_of({ID_KEY: clean(message.additional_kwargs.get(ID_KEY))})
-        for message in messages
-    ]
-    if not any(ids):
-        return messages
-    rows = rows_by_message_id(tx, key, list(filter(None, ids)))
-    stored = {message_id: row.data for message_id, row in rows.items()}
-    new = []
-    for i, message in enumerate(messages):
-        message_id = ids[i]
-        if message_id is None:
-            new.append(message)
-        elif message_id not in stored:
-            new.append(message)
-            stored[message_id] = storable(message)
-        elif is_same(stored[message_id], storable(message)):
-            continue
-        elif strict:
-            raise MessageError(
-                f"messages[{i}]: Expected a new message_id; an earlier message of the session has the same "
-                "message_id and other words. Nothing was stored. Give one of them another message_id."
-            )
-        else:
-            logger.warning(
-                "A message of session %r was not stored: the first one with the same message_id, which has other "
-                "words, stays. Put new words with a new message_id.",
-                key,
-            )
-    return new
+    user_id = access.user_id if access else None
+    speakers = set()
+    for message in messages:
+        speaker = speaker_of_row(message, user_id)
+        if speaker and speaker != user_id:
+            speakers.add(speaker)
+    if speakers and not (access and access.shared):
+        raise MessageError(
+            f"Expected additional_kwargs[{SPEAKER_KEY!r}] of a message to be the user_id of the memory; got another "
+            "user, whose words would become facts of the memory's user. Open the session with shared=True."
+        )
+    return speakers
 
 
-def _time_of(message: ChatMessage, now: int) -> int:
-    """Return the time of storing in nanoseconds: ``now``, or the earlier time of a moved message."""
-    if isinstance(message, MovedMessage):
-        return min(now, round(message.stored_at.timestamp() * 1e6) * 1_000)
-    return now
+class Log(Part):
+    """The log of a store, and the owners of its sessions. Rows are written and archived in the order of their ids."""
 
+    append = door(append_messages, "sessions")
+    delete_row = door(delete_row, "sessions")
+    delete_all = door(delete_all, "sessions")
+    delete_oldest = door(delete_oldest, "sessions")
 
-def _words_of(data: Json) -> str:
-    """Return a stored message without its ids and times, as a text that can be compared."""
-    return dumps([data.get("role"), data.get("blocks")], sort_keys=True)
-
-
-def speaker_of_row(message: ChatMessage, user_id: str | None) -> str | None:
-    """Return the user whom a message names, or else the ``user_id``; None for a message that is not a user's."""
-    if user_id is None or message.role != MessageRole.USER:
-        return None
-    return speaker_of(message) or user_id
+    check_owner = door(check_owner)
+    claim = door(claim_again, "sessions")
+    users_of_session = door(users_of_session)
+    branch = door(branch_session, "sessions")

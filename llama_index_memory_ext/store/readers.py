@@ -19,13 +19,11 @@ from llama_index_memory_ext.store.rows import (
     readable,
 )
 from llama_index_memory_ext.store.tables import ARCHIVED, LAST_ID, OWN, SHARED
-from llama_index_memory_ext.store.transaction import Transaction, reads
+from llama_index_memory_ext.store.transaction import Part, Transaction, door
 from llama_index_memory_ext.text.messages import Json, message_id_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from llama_index_memory_ext.store.database import Database
 
 
 logger = logging.getLogger(__name__)
@@ -325,14 +323,24 @@ def move_cursor(
     tx: Transaction,
     key: str,
     reader: str,
-    *,
-    epoch: int,
-    old: int,
+    seen: ReadPosition | LogPage,
     new: int,
     state: Json = None,
 ) -> bool:
-    """As ``Readers.move``. If it returns False, the transaction is rolled back."""
-    if not is_current(tx, key, epoch, reader, old):
+    """Move a reader's cursor from the position ``seen`` to ``new``, the last row that is processed, for every process.
+
+    ``state`` is the reader's result for the rows before, as JSON. It replaces the
+    earlier state. If one of these rows is deleted, the reader begins again without a
+    state.
+
+    Two kinds of cursors only move back to a row that remains: cursors without a
+    state, and cursors whose state has the key ``ROWS``. This key holds a list of
+    ``[first row, last row, ...]``. A deletion of one of both rows takes the entry.
+
+    False, and the transaction is rolled back, if another process has moved the cursor,
+    or rows were deleted meanwhile.
+    """
+    if not is_current(tx, key, seen.epoch, reader, seen.position):
         tx.rollback()
         return False
     put_cursor(tx, key, reader, new, state)
@@ -432,7 +440,7 @@ def count_messages(
     return int(result.scalar_one())
 
 
-class Readers:
+class Readers(Part):
     """The readers of the sessions of a store.
 
     The log of a session is its rows with the status ``archived``: they have left
@@ -440,56 +448,31 @@ class Readers:
     stands for no reader: without a cursor, rows that readers have processed count, too.
     """
 
-    def __init__(self, database: Database) -> None:
-        self.database = database
+    find = door(find_rows)
+    rows_by_id = door(rows_by_id)
+    rows_in_epoch = door(rows_in_epoch)
+    read_snapshot = door(read_snapshot)
+    page = door(read_page)
+    unread = door(read_unread)
+    cursor = door(read_cursor)
+    _move = door(move_cursor, "sessions")
 
-    find = reads(find_rows)
-    rows_by_id = reads(rows_by_id)
-    rows_in_epoch = reads(rows_in_epoch)
-    read_snapshot = reads(read_snapshot)
-    page = reads(read_page)
-    unread = reads(read_unread)
-    cursor = reads(read_cursor)
-
-    sessions_of_reader = reads(sessions_of_reader)
-    unread_elsewhere = reads(unread_elsewhere)
-    has_session = reads(has_session)
-    count_messages = reads(count_messages)
+    sessions_of_reader = door(sessions_of_reader)
+    unread_elsewhere = door(unread_elsewhere)
+    has_session = door(has_session)
+    count_messages = door(count_messages)
 
     async def move(
         self,
         key: str,
         reader: str,
-        *,
-        epoch: int,
-        old: int,
+        seen: ReadPosition | LogPage,
         new: int,
         state: Json = None,
     ) -> bool:
-        """Move a reader's cursor from ``old`` to ``new``, the last row that is processed, for every process.
-
-        ``epoch`` is the session's epoch at the time of the reading. ``state`` is the
-        reader's result for the rows before, as JSON. It replaces the earlier state. If
-        one of these rows is deleted, the reader begins again without a state.
-
-        Two kinds of cursors only move back to a row that remains: cursors without a
-        state, and cursors whose state has the key ``ROWS``. This key holds a list of
-        ``[first row, last row, ...]``. A deletion of one of both rows takes the entry.
-
-        False if another process has moved the cursor, rows were deleted meanwhile, or
-        the database is busy.
-        """
+        """As ``move_cursor``, but False also if the database is busy."""
         try:
-            return await self.database.run(
-                move_cursor,
-                key,
-                reader,
-                epoch=epoch,
-                old=old,
-                new=new,
-                state=state,
-                sessions=[key],
-            )
+            return await self._move(key, reader, seen, new, state)
         except StoreError as error:
             logger.warning(
                 "The cursor of %s was not moved (%s); it is tried again.",

@@ -113,34 +113,26 @@ class Transaction:
             self.execute(_LOCK_USER, namespace=namespace, epoch=epoch)
 
 
-def _run_by(
-    locks: str,
-) -> Callable[
-    [Callable[Concatenate[Transaction, P], T]],
-    Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
-]:
-    """Return a decorator: it makes a method that runs a function of a transaction in the object's ``database``.
+def door(
+    function: Callable[Concatenate[Transaction, P], T], locks: str = ""
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+    """Return a method that runs a function of a transaction in the database of its part.
 
     ``locks``: "sessions" or "users", of which the first argument is locked; "" if the
     function only reads.
     """
 
-    def door_of(
-        function: Callable[Concatenate[Transaction, P], T],
-    ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
-        @wraps(function)
-        async def run(part: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
-            access: Any = {locks: args[:1]} if locks else {"writes": False}
-            result: T = await part.database.run(function, *args, **access, **kwargs)
-            return result
+    @wraps(function)
+    async def run(part: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        access: Any = {locks: args[:1]} if locks else {"writes": False}
+        result: T = await part.database.run(function, *args, **access, **kwargs)
+        return result
 
-        return run
-
-    return door_of
+    return run
 
 
-# For a function that reads.
-reads = _run_by("")
-# For functions that write to the session or the user that is their first argument.
-writes_session = _run_by("sessions")
-writes_user = _run_by("users")
+class Part:
+    """A part of a store, whose methods are functions of a transaction."""
+
+    def __init__(self, database: Any) -> None:
+        self.database = database

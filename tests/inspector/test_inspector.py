@@ -229,8 +229,7 @@ async def test_a_session_tells_its_summary_and_the_turns_that_were_set_aside(
     states = {"condensed_memory": summary, "relevant_facts of mia": set_aside}
     for reader, state in states.items():
         page = await store.readers.page(SESSION, reader, ReadPosition(), limit=1)
-        places: Any = {"epoch": page.epoch, "old": page.position, "new": rows[-1].id}
-        assert await store.readers.move(SESSION, reader, **places, state=state)
+        assert await store.readers.move(SESSION, reader, page, rows[-1].id, state)
     shown = await client.page("session", id=SESSION, q="And then?")
     assert shown.count("They plan a journey to Japan.") == 2
     assert "small museums. (1)" not in shown.split("</form>")[1].split("Facts of")[0]

@@ -22,9 +22,9 @@ from llama_index_memory_ext import (
     StoreError,
 )
 from llama_index_memory_ext.facts.book import FactBook
+from llama_index_memory_ext.store.log import claim_session
 from llama_index_memory_ext.store.rows import ReadPosition, SessionAccess
 from llama_index_memory_ext.store.transaction import Transaction
-from llama_index_memory_ext.store.writing import claim_session
 from tests.conversation import assistant, calling, result, sent_text, user
 from tests.databases import OpenStore
 from tests.learning.learning import learner, shown
@@ -219,9 +219,7 @@ async def fill(memory: CondensedMemory, old: CondensedMemory) -> None:
         "chat", "condensed_memory", ReadPosition(), limit=10
     )
     state = {"summary": "It was about marzipan.", "summarised": 1}
-    await memory.sql_store.readers.move(
-        "chat", "condensed_memory", epoch=page.epoch, old=0, new=1, state=state
-    )
+    await memory.sql_store.readers.move("chat", "condensed_memory", page, 1, state)
     fact = Fact(
         content="Likes nutmeg", quote="I like nutmeg", source="turmeric, I said. " * 100
     )

@@ -166,9 +166,7 @@ async def test_what_was_read_before_a_take_over_is_read_again(
     page = await store.readers.unread("chat", reader, with_active=True)
     await on(store, "ann", extract_facts=False).aput(user("I live in Oslo."))
     last = page.rows[-1].id
-    assert not await store.readers.move(
-        "chat", reader, epoch=page.epoch, old=0, new=last
-    )
+    assert not await store.readers.move("chat", reader, page, last)
 
 
 async def test_a_session_is_taken_over_by_a_user_who_has_read_it_before(
@@ -183,7 +181,7 @@ async def test_a_session_is_taken_over_by_a_user_who_has_read_it_before(
     )
     page = await store.readers.unread("chat", reader)
     row_id = page.rows[0].id
-    assert await store.readers.move("chat", reader, epoch=page.epoch, old=0, new=row_id)
+    assert await store.readers.move("chat", reader, page, row_id)
     await store.log.append(
         "chat", [user("Two.")], len, access=SessionAccess("ann"), readers=[reader]
     )

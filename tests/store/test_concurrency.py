@@ -14,7 +14,7 @@ from llama_index.core.llms import ChatMessage
 from llama_index.core.memory import BaseMemoryBlock
 
 from llama_index_memory_ext import CondensedMemory, StoreTimeoutError, TurnError
-from llama_index_memory_ext.store.log import insert_messages
+from llama_index_memory_ext.store.message_rows import insert_messages
 from llama_index_memory_ext.store.transaction import Transaction
 from tests.conversation import assistant, record, sent_text, user
 from tests.databases import OpenStore

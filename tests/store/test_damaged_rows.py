@@ -249,9 +249,7 @@ async def test_damaged_states_and_vectors_are_made_again(
     await vectors.write({fact.id: ("digest", b"vector")})
     page = await store.readers.unread("chat", "r")
     first, row_id, _ = await rows_of(store)
-    assert await store.readers.move(
-        "chat", "r", epoch=page.epoch, old=0, new=row_id, state={"summary": "x"}
-    )
+    assert await store.readers.move("chat", "r", page, row_id, {"summary": "x"})
     await damage_rows(uri, "_cursors", "state", damage, "reader = 'r'")
     await ask(
         uri,

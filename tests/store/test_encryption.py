@@ -26,7 +26,8 @@ from llama_index_memory_ext import (
     MemoryStore,
     SettingError,
 )
-from llama_index_memory_ext.store.log import insert_messages
+from llama_index_memory_ext.store.message_rows import insert_messages
+from llama_index_memory_ext.store.rows import ReadPosition
 from llama_index_memory_ext.store.vectors import KeptVectors
 from tests.conversation import assistant, calling, result, sent_text, user
 from tests.databases import OpenStore, ask
@@ -427,7 +428,7 @@ async def test_an_open_store_notices_that_another_process_has_changed_the_key(
         await store.get_messages("chat", None)
     with pytest.raises(EncryptionError):
         await memory.facts.alist()
-    assert not await store.readers.move("new", "reader", epoch=0, old=0, new=0)
+    assert not await store.readers.move("new", "reader", ReadPosition(), 0)
     assert await table_rows(uri) == before
 
 

@@ -79,9 +79,8 @@ async def test_a_user_with_many_sessions_is_forgotten_in_all_partitions(
         assert await store.readers.move(
             f"{who} 1",
             "facts",
-            epoch=unread.epoch,
-            old=unread.position,
-            new=unread.rows[-1].id,
+            unread,
+            unread.rows[-1].id,
         )
     await KeptVectors(store.database, "ann", "a model").write({"a": ("", b"1")})
     assert len(await store.readers.sessions_of_reader("facts", pending=True)) == 38
@@ -122,9 +121,7 @@ async def test_ids_have_64_bits(
     page = await store.readers.unread("chat", "reader")
     ids = [row.id for row in page.rows]
     assert ids == [BEYOND_32_BITS + 1, BEYOND_32_BITS + 2]
-    assert await store.readers.move(
-        "chat", "reader", epoch=page.epoch, old=0, new=ids[0]
-    )
+    assert await store.readers.move("chat", "reader", page, ids[0])
     assert [
         row.id for row in (await store.readers.unread("chat", "reader")).rows
     ] == ids[1:]

@@ -33,8 +33,7 @@ async def leave_behind(
     """Move the reader's cursor behind so many of the rows that there are."""
     page = await store.readers.unread("chat", reader, with_active=True)
     ids = [row.id for row in await rows_of(store)]
-    place = {"epoch": page.epoch, "old": page.position, "new": ids[count - 1]}
-    assert await store.readers.move("chat", reader, **place, state=state)
+    assert await store.readers.move("chat", reader, page, ids[count - 1], state)
 
 
 def keep_two(messages: Sequence[ChatMessage]) -> int:
@@ -184,9 +183,7 @@ async def test_a_batch_that_was_read_before_a_deletion_is_not_left_behind(
     await leave_behind(store, 2)
     page = await store.readers.unread("chat", "reader")
     await store.delete_message("chat", page.rows[-1].id)
-    moved = await store.readers.move(
-        "chat", "reader", epoch=page.epoch, old=page.position, new=page.rows[-1].id
-    )
+    moved = await store.readers.move("chat", "reader", page, page.rows[-1].id)
     assert not moved
     assert await unread(store) == ["three"]
 

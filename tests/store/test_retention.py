@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -269,12 +270,12 @@ async def test_a_turn_stays_until_the_slowest_reader_has_read_all_of_it(
         access = SessionAccess(name, shared=True)
         await store.log.append("chat", turn(word), len, access=access, readers=names)
     first, second, *_, last = await store.readers.find("chat")
-    epoch = (await store.readers.unread("chat", "")).epoch
-    move = partial(store.readers.move, "chat", epoch=epoch)
-    assert await move(names[0], old=0, new=last.id)
+    start = await store.readers.unread("chat", "")
+    move = partial(store.readers.move, "chat")
+    assert await move(names[0], start, last.id)
     for old, row in ((0, first), (first.id, second)):
         assert (await store.aretain(messages=2))["unread"] == 2
-        assert await move(names[1], old=old, new=row.id)
+        assert await move(names[1], replace(start, position=old), row.id)
     assert (await store.aretain(messages=2))["messages"] == 2
     assert await said(store) == ["Tell milk.", "Told milk."]
 

@@ -9,6 +9,7 @@ import pickle
 import sqlite3
 import traceback
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -145,10 +146,10 @@ async def test_a_reader_moves_in_a_log_that_only_the_host_has_written(
         await host.add_message("chat", user("one"), status=MessageStatus.ARCHIVED)
     store = open_store(database_uri)
     page = await store.readers.page("chat", "reader", ReadPosition(), limit=2)
-    place = {"epoch": page.epoch, "old": page.position, "new": page.rows[-1].id}
+    last = page.rows[-1].id
     assert page.epoch == 0
-    assert await store.readers.move("chat", "reader", **place)
-    assert await stored_cursor(store, "chat", "reader") == (place["new"], None)
+    assert await store.readers.move("chat", "reader", page, last)
+    assert await stored_cursor(store, "chat", "reader") == (last, None)
 
 
 async def test_a_reader_goes_on_behind_a_cursor_that_another_process_has_moved(
@@ -157,9 +158,7 @@ async def test_a_reader_goes_on_behind_a_cursor_that_another_process_has_moved(
     await store.log.append("chat", [user("one"), user("two"), user("three")], len)
     page = await store.readers.page("chat", "reader", ReadPosition(), limit=3)
     first, second, third = page.rows
-    await store.readers.move(
-        "chat", "reader", epoch=page.epoch, old=0, new=second.id, state=None
-    )
+    await store.readers.move("chat", "reader", page, second.id)
     seen = ReadPosition(page.epoch, 0, first.id)
     page = await store.readers.page("chat", "reader", seen, limit=3)
     assert (page.fresh, page.rows) == (True, [third])
@@ -179,10 +178,7 @@ async def test_a_moved_cursor_hides_what_is_behind_it_from_its_reader_only(
         [row.id for row in page.rows],
         [{"summary": "They said \u65e5\u672c \U0001f600."}, {"summary": "x"}],
     )
-    moves = [
-        move("chat", "reader", epoch=page.epoch, old=0, new=ids[i], state=states[i])
-        for i in range(2)
-    ]
+    moves = [move("chat", "reader", page, ids[i], states[i]) for i in range(2)]
     moved = (await asyncio.gather(*moves)).index(True)
     assert await read(store) == ["two", "three"][moved:]
     assert await stored_cursor(store, "chat", "reader") == (ids[moved], states[moved])
@@ -197,9 +193,7 @@ async def test_a_moved_cursor_hides_what_is_behind_it_from_its_reader_only(
         )
         == 3
     )
-    assert await move(
-        "chat", "reader", epoch=page.epoch, old=ids[moved], new=ids[moved]
-    )
+    assert await move("chat", "reader", replace(page, position=ids[moved]), ids[moved])
     assert await stored_cursor(store, "chat", "reader") == (ids[moved], None)
     await store.delete_messages("chat")
     assert await stored_cursor(store, "chat", "reader") == (0, None)
@@ -216,9 +210,7 @@ async def test_a_copy_has_the_state_of_a_reader_that_has_read_nothing_behind_its
     page = await store.readers.unread("chat", "reader")
     last = page.rows[1].id
     state = {"summary": "They said one and two."}
-    assert await store.readers.move(
-        "chat", "reader", epoch=page.epoch, old=0, new=last, state=state
-    )
+    assert await store.readers.move("chat", "reader", page, last, state)
     for end, copied in ((0, None), (1, state)):
         name = f"until {end}"
         await store.log.branch("chat", name, SessionAccess(), end, with_end=True)
@@ -237,9 +229,7 @@ async def test_a_reader_learns_that_rows_it_has_seen_are_gone(
     await store.add_messages("chat", [user("one"), user("two")], MessageStatus.ARCHIVED)
     page = await store.readers.page("chat", "reader", ReadPosition(), limit=10)
     seen = ReadPosition(page.epoch, 0, page.rows[-1].id)
-    await store.readers.move(
-        "chat", "reader", epoch=page.epoch, old=0, new=page.rows[0].id
-    )
+    await store.readers.move("chat", "reader", page, page.rows[0].id)
     arguments: Any = {
         "set_messages": [[user("new")]],
         "delete_message": [page.rows[0].id],
@@ -370,7 +360,7 @@ async def test_a_write_that_changes_nothing_leaves_no_trace_and_arguments_may_be
     )
     await store.add_messages(key="chat", messages=[])
     assert not any(await store.log.append("chat", [], len))
-    assert not await store.readers.move("chat", "reader", epoch=5, old=3, new=4)
+    assert not await store.readers.move("chat", "reader", ReadPosition(5, 3), 4)
     assert not await store.readers.has_session("chat")
     await store.add_messages(key="chat", messages=[user("one")])
     await store.delete_messages(key="chat", status=None)

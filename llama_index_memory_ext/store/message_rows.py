@@ -1,0 +1,312 @@
+"""The rows of messages: inserts, archives and deletes them, in the order of their ids."""
+
+from __future__ import annotations
+
+import logging
+import time
+from json import dumps
+from typing import TYPE_CHECKING
+
+from llama_index.core.base.llms.types import ChatMessage, MessageRole
+
+from llama_index_memory_ext.errors import EncryptionError, MessageError
+from llama_index_memory_ext.store.readers import (
+    find_rows,
+    put_cursor,
+    renew_session,
+    rows_by_id,
+    rows_by_message_id,
+)
+from llama_index_memory_ext.store.rows import LogRow, messages_of
+from llama_index_memory_ext.store.tables import (
+    ACTIVE,
+    ARCHIVED,
+    ROWS,
+    Row,
+    vectors_namespace,
+)
+from llama_index_memory_ext.text.messages import (
+    ID_KEY,
+    Json,
+    MovedMessage,
+    clean,
+    is_same,
+    message_id_of,
+    speaker_of,
+    storable,
+)
+from llama_index_memory_ext.text.turns import is_code_output, with_code_results
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from llama_index_memory_ext.store.transaction import Transaction
+
+
+logger = logging.getLogger(__name__)
+
+# ``id + 0``: to find the first or the last ``id``, PostgreSQL may walk through the rows of
+# all sessions.
+_SELECT_LAST_ROW = """
+SELECT id, role, data, timestamp, status, user_id FROM {rows}
+WHERE key = :key AND id = (SELECT MAX(id + 0) FROM {rows} WHERE key = :key)
+"""
+_INSERT_ROW = """
+INSERT INTO {rows} (key, timestamp, role, status, data, user_id)
+VALUES (:key, :timestamp, :role, :status, :data, :user_id)
+"""
+_ARCHIVE_ROWS = """
+UPDATE {rows} SET status = 'archived' WHERE key = :key AND status = 'active' AND id <= :last
+"""
+_ACTIVATE_ROWS = """
+UPDATE {rows} SET status = 'active' WHERE key = :key AND status = 'archived' AND id >= :first
+"""
+_SELECT_IDS = (
+    "SELECT id FROM {rows} WHERE key = :key AND status IN :statuses ORDER BY id"
+)
+_DELETE_ROWS = "DELETE FROM {rows} WHERE key = :key AND id {in_row_ids}"
+_DELETE_MESSAGE_IDS = (
+    "DELETE FROM {message_ids} WHERE key = :key AND row_id {in_row_ids}"
+)
+_SELECT_CALL = """
+SELECT id FROM {rows} WHERE key = :key AND id <= :row_id AND role NOT IN ('tool', 'function')
+ORDER BY id + 0 DESC LIMIT 1
+"""
+_DELETE_VECTORS = (
+    "DELETE FROM {embeddings} WHERE namespace = :namespace AND id {in_ids}"
+)
+_SELECT_CURSORS_BEHIND = """
+SELECT reader, position, state FROM {cursors} WHERE key = :key AND position >= :first
+"""
+_SELECT_LAST_ID = """
+SELECT COALESCE(MAX(id + 0), 0) FROM {rows} WHERE key = :key AND id <= :last
+"""
+_SELECT_LAST_IDS = """
+SELECT id FROM {rows} WHERE key = :key ORDER BY id + 0 DESC LIMIT :limit
+"""
+_PUT_MESSAGE_ID = """
+INSERT INTO {message_ids} (key, message_id, row_id) VALUES (:key, :message_id, :row_id)
+ON CONFLICT (key, message_id) DO UPDATE SET row_id = excluded.row_id
+"""
+
+
+def set_statuses(
+    tx: Transaction, key: str, stored: Sequence[LogRow], *, archived: int
+) -> list[ChatMessage]:
+    """Put the first ``archived`` rows into the log, and make the later rows active.
+
+    Return the messages that were not in the log before.
+    """
+    flushed = [row for row in stored[:archived] if row.is_active]
+    if flushed:
+        tx.execute(_ARCHIVE_ROWS, key=key, last=flushed[-1].id)
+    reactivated = [row for row in stored[archived:] if not row.is_active]
+    if reactivated:
+        tx.execute(_ACTIVATE_ROWS, key=key, first=reactivated[0].id)
+    return messages_of(flushed)
+
+
+def insert_messages(
+    tx: Transaction,
+    key: str,
+    messages: Sequence[ChatMessage],
+    user_id: str | None = None,
+    *,
+    archived: int,
+    replaced: Sequence[LogRow] = (),
+) -> list[ChatMessage]:
+    """Write messages, the first ``archived`` of them into the log, and return copies of the archived messages.
+
+    ``user_id`` is the default speaker of the user's messages in a session of
+    several users. A message with the words of a ``replaced`` row keeps the speaker
+    of that row.
+    """
+    if not messages:
+        return []
+    now = time.time_ns()
+    roles = _roles_of(tx, key, messages)
+    speakers = {_words_of(row.data): row.user_id for row in replaced if row.user_id}
+    rows = []
+    for i, message in enumerate(messages):
+        data = storable(message)
+        speaker = speakers.get(_words_of(data), user_id)
+        rows.append(
+            {
+                "key": key,
+                "timestamp": _time_of(message, now + i),
+                "role": roles[i].role.value,
+                "status": ARCHIVED if i < archived else ACTIVE,
+                "data": data,
+                "user_id": speaker_of_row(roles[i], speaker),
+            }
+        )
+    tx.execute(_INSERT_ROW, rows)
+    _store_message_ids(tx, key, rows)
+    flushed = [row["data"] for row in rows if row["status"] == ARCHIVED]
+    return [ChatMessage.model_validate(data) for data in flushed]
+
+
+def delete_rows(tx: Transaction, key: str, ids: Sequence[int]) -> int:
+    """Delete rows of a session, oldest first, and return their number.
+
+    The session gets a new epoch, so that its readers read it again. A cursor behind
+    a deleted row moves back to the last row that remains, because a later row may
+    get the id of a deleted one. ``move_cursor`` describes its state.
+    """
+    count = 0
+    if ids:
+        _delete_vectors(tx, key, ids)
+        tx.execute(_DELETE_MESSAGE_IDS, key=key, row_ids=ids)
+        count = tx.execute(_DELETE_ROWS, key=key, row_ids=ids).rowcount
+        _move_cursors_back(tx, key, ids)
+    renew_session(tx, key)
+    return count
+
+
+def delete_row(tx: Transaction, key: str, row_id: int) -> LogRow | None:
+    """Delete a row of a session and return it; None if the session has no such row."""
+    for row in rows_by_id(tx, key, [row_id]):
+        delete_rows(tx, key, [row_id])
+        return row
+    tx.rollback()
+    return None
+
+
+def delete_all(tx: Transaction, key: str, statuses: Sequence[str]) -> None:
+    """Delete the rows of a session with these statuses."""
+    delete_rows(tx, key, tx.scalars(_SELECT_IDS, key=key, statuses=statuses))
+
+
+def delete_oldest(tx: Transaction, key: str, count: int) -> list[LogRow]:
+    """Delete the oldest active rows, at most ``count``, and return them."""
+    oldest = find_rows(tx, key, [ACTIVE], limit=count)
+    if oldest:
+        delete_rows(tx, key, [row.id for row in oldest])
+    return oldest
+
+
+def _delete_vectors(tx: Transaction, key: str, ids: Sequence[int]) -> None:
+    """Delete the vectors of rows; a tool's result shares the vector of its call, which comes before it."""
+    calls = tx.scalars(_SELECT_CALL, key=key, row_id=ids[0])
+    tx.execute(
+        _DELETE_VECTORS,
+        namespace=vectors_namespace(key),
+        ids=[str(row_id) for row_id in [*calls, *ids]],
+    )
+
+
+def _move_cursors_back(tx: Transaction, key: str, ids: Sequence[int]) -> None:
+    """Move the cursors at or behind the first of these deleted rows to rows that remain."""
+    deleted = set(ids)
+    for cursor in tx.execute(_SELECT_CURSORS_BEHIND, key=key, first=ids[0]).all():
+        position = 0
+        state = cursor.state
+        # A reader whose state cannot be read begins again.
+        if isinstance(state, EncryptionError):
+            state = {}
+        if state is None or ROWS in state:
+            last = tx.execute(_SELECT_LAST_ID, key=key, last=cursor.position)
+            position = last.scalar_one()
+        if state:
+            state = _without_deleted(state, deleted, position)
+        put_cursor(tx, key, cursor.reader, position, state or None)
+
+
+def _without_deleted(
+    state: dict[str, Json], deleted: set[int], position: int
+) -> dict[str, Json] | None:
+    """Return a reader's state without the entries of deleted rows; None if it says nothing then."""
+    entries = [row for row in state.get(ROWS, ()) if deleted.isdisjoint(row[:2])]
+    if entries or position:
+        return {**state, ROWS: entries}
+    return None
+
+
+def _roles_of(
+    tx: Transaction, key: str, messages: Sequence[ChatMessage]
+) -> Sequence[ChatMessage]:
+    """Return the messages with the roles of ``with_code_results``, which may depend on the message before them."""
+    before = []
+    if is_code_output(messages[0]):
+        last_rows = tx.execute(_SELECT_LAST_ROW, key=key).all()
+        before = [LogRow.from_query(tx, key, row).message for row in last_rows]
+    return with_code_results([*before, *messages])[len(before) :]
+
+
+def _store_message_ids(tx: Transaction, key: str, rows: Sequence[Row]) -> None:
+    """Store the ids that programs have given the messages of new rows."""
+    message_ids = [
+        message_id_of(row["data"].get("additional_kwargs") or {}) for row in rows
+    ]
+    if not any(message_ids):
+        return
+    row_ids = tx.scalars(_SELECT_LAST_IDS, key=key, limit=len(rows))
+    new_ids = []
+    for row_id, message_id in zip(row_ids, reversed(message_ids), strict=True):
+        if message_id:
+            new_ids.append({"key": key, "message_id": message_id, "row_id": row_id})
+    tx.execute(_PUT_MESSAGE_ID, new_ids)
+
+
+def new_messages(
+    tx: Transaction,
+    key: str,
+    messages: Sequence[ChatMessage],
+    *,
+    strict: bool = False,
+) -> Sequence[ChatMessage]:
+    """Return the messages whose id neither the session nor an earlier message has.
+
+    Raises:
+        MessageError: An id is neither a text of at most 255 characters nor a
+            number; if ``strict``, also an id of a message with other words.
+    """
+    ids = [
+        message_id_of({ID_KEY: clean(message.additional_kwargs.get(ID_KEY))})
+        for message in messages
+    ]
+    if not any(ids):
+        return messages
+    rows = rows_by_message_id(tx, key, list(filter(None, ids)))
+    stored = {message_id: row.data for message_id, row in rows.items()}
+    new = []
+    for i, message in enumerate(messages):
+        message_id = ids[i]
+        if message_id is None:
+            new.append(message)
+        elif message_id not in stored:
+            new.append(message)
+            stored[message_id] = storable(message)
+        elif is_same(stored[message_id], storable(message)):
+            continue
+        elif strict:
+            raise MessageError(
+                f"messages[{i}]: Expected a new message_id; an earlier message of the session has the same "
+                "message_id and other words. Nothing was stored. Give one of them another message_id."
+            )
+        else:
+            logger.warning(
+                "A message of session %r was not stored: the first one with the same message_id, which has other "
+                "words, stays. Put new words with a new message_id.",
+                key,
+            )
+    return new
+
+
+def _time_of(message: ChatMessage, now: int) -> int:
+    """Return the time of storing in nanoseconds: ``now``, or the earlier time of a moved message."""
+    if isinstance(message, MovedMessage):
+        return min(now, round(message.stored_at.timestamp() * 1e6) * 1_000)
+    return now
+
+
+def _words_of(data: Json) -> str:
+    """Return a stored message without its ids and times, as a text that can be compared."""
+    return dumps([data.get("role"), data.get("blocks")], sort_keys=True)
+
+
+def speaker_of_row(message: ChatMessage, user_id: str | None) -> str | None:
+    """Return the user whom a message names, or else the ``user_id``; None for a message that is not a user's."""
+    if user_id is None or message.role != MessageRole.USER:
+        return None
+    return speaker_of(message) or user_id
