@@ -51,6 +51,8 @@ _STORE = (
     "store/message_rows.py",
     "store/owners.py",
     "store/deletion.py",
+    "store/lost_words.py",
+    "store/retention.py",
     "store/readers.py",
     "store/rows.py",
     "store/database.py",

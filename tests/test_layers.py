@@ -49,8 +49,8 @@ checks      comparison > clauses > evidence secrets                       # the 
 blocks      __init__                                                      # what both blocks share: they read one log
 learning    prompt report > budget reply > categories                     # what a model is asked, and its answer
 ---
-store       __init__ > deletion log sessions links > message_rows owners facts vectors >
-            readers > rows > database > marks versions > transaction >
+store       __init__ > deletion retention vacuum log sessions links >
+            message_rows owners facts lost_words vectors > readers > rows > database > marks versions > transaction >
             address cache schema > encryption tables                      # tables, rows, keys
 search      embeddings > tfidf                                            # how similar two texts are
 formats     __init__ > layouts                                  # messages of other programs, as JSON
@@ -102,6 +102,8 @@ WITH_ONE_IMPORTER = {
     "record/summary.py": "is a request of its own, which is off by default",
     "record/sticky.py": "decides in plain functions, apart from the class that reads and stores",
     "store/deletion.py": "is one of the subjects of the store",
+    "store/retention.py": "is one of the subjects of the store",
+    "store/vacuum.py": "is one of the subjects of the store",
     "store/sessions.py": "is one of the subjects of the store",
     "store/log.py": "is one of the subjects of the store",
     "store/versions.py": "makes and upgrades tables, apart from the connections",
@@ -310,8 +312,8 @@ LOADED_WITH_THE_PRESET = {
     "models": "ask local_embeddings",
     "record": "cache_points index media reader recall sticky text window",
     "search": "embeddings tfidf",
-    "store": "address cache database deletion encryption facts links log marks "
-    "message_rows owners readers rows schema sessions tables transaction vectors versions",
+    "store": "address cache database deletion encryption facts links log lost_words marks "
+    "message_rows owners readers retention rows schema sessions tables transaction vacuum vectors versions",
     "text": "entries limits messages parts tokens turns",
     "words": "asking dates pronouns tokens",
 }

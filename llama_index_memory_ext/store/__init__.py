@@ -32,20 +32,19 @@ from llama_index_memory_ext.store.address import (
 from llama_index_memory_ext.store.cache import StoreCache
 from llama_index_memory_ext.store.database import Database, read_data
 from llama_index_memory_ext.store.deletion import (
-    SELECT_DUE,
-    forget_session,
+    delete_sessions,
     forget_user,
-    retain_messages,
-    vacuum,
 )
 from llama_index_memory_ext.store.encryption import Cipher, EncryptionKey, TextFunction
 from llama_index_memory_ext.store.facts import Facts
 from llama_index_memory_ext.store.log import Log
 from llama_index_memory_ext.store.marks import SELECT_PLACES, encrypt_within, mark
 from llama_index_memory_ext.store.readers import Readers
+from llama_index_memory_ext.store.retention import SELECT_DUE, retain_messages
 from llama_index_memory_ext.store.rows import ALL_STATUSES, LogRow, messages_of
 from llama_index_memory_ext.store.sessions import SessionInfo, read_keys, read_sessions
 from llama_index_memory_ext.store.tables import LAST_ID, Row
+from llama_index_memory_ext.store.vacuum import vacuum
 from llama_index_memory_ext.text.tokens import TokenCounter
 from llama_index_memory_ext.words import language_of
 
@@ -431,7 +430,7 @@ class MemoryStore(SQLAlchemyChatStore):
         Return the numbers of ``"messages"`` and ``"cursors"``; the owners count as
         cursors.
         """
-        counts = await self.database.run(forget_session, key, sessions=[key])
+        counts = await self.database.run(delete_sessions, [key], sessions=[key])
         self.cache.drop([key])
         return {kind: counts[kind] for kind in ("messages", "cursors")}
 

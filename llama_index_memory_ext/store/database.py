@@ -164,13 +164,12 @@ class Database:
                     "file that is there, or makes an empty one."
                 )
             transaction = Transaction(conn, self.tables)
-            with closing(transaction):
-                transaction.lock(sessions, users)
-                if writes and not sessions:
-                    # Another program may have changed the key. The locks of sessions
-                    # check it, too. ``mark`` waits for all locks.
-                    transaction.check_key()
-                return function(transaction, *args, **options)
+            transaction.lock(sessions, users)
+            if writes and not sessions:
+                # Another program may have changed the key. The locks of sessions
+                # check it, too. ``mark`` waits for all locks.
+                transaction.check_key()
+            return function(transaction, *args, **options)
 
         # As callers know the function: "KeptVectors.write".
         name = function.__qualname__.partition(".<locals>")[0].replace("._", ".")

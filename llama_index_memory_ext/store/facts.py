@@ -49,12 +49,12 @@ SELECT COALESCE(MAX(epoch), 0) AS epoch, COALESCE(MAX(change), 0) AS change FROM
 WHERE namespace = :namespace
 """
 _SELECT_FACTS = """
-SELECT id, agent_id, change, data, session_id, said_by FROM {facts}
+SELECT namespace, id, agent_id, change, data, session_id, said_by FROM {facts}
 WHERE namespace = :namespace AND change > :seen
 ORDER BY change
 """
 _SELECT_FACTS_BY_ID = """
-SELECT id, agent_id, change, data, session_id, said_by FROM {facts}
+SELECT namespace, id, agent_id, change, data, session_id, said_by FROM {facts}
 WHERE namespace = :namespace AND id {in_ids}
 ORDER BY change
 """
@@ -113,10 +113,10 @@ def select_facts(
 ) -> list[Any]:
     """Return the rows of the facts that changed since ``seen``, or of the facts with these ``ids``."""
     if ids is None:
-        result = tx.execute(_SELECT_FACTS, namespace=namespace, seen=seen)
+        rows = tx.rows(_SELECT_FACTS, namespace=namespace, seen=seen)
     else:
-        result = tx.execute(_SELECT_FACTS_BY_ID, namespace=namespace, ids=list(ids))
-    return [row for row in result if view.sees(row.agent_id or None)]
+        rows = tx.rows(_SELECT_FACTS_BY_ID, namespace=namespace, ids=list(ids))
+    return [row for row in rows if view.sees(row.agent_id or None)]
 
 
 def read_version(tx: Transaction, namespace: str) -> FactsVersion:
@@ -159,13 +159,11 @@ def put_facts(
         _renew(tx, namespace)
 
 
-def parse_facts(
-    tx: Transaction, namespace: str, rows: Sequence[Any]
-) -> dict[str, Fact]:
+def parse_facts(tx: Transaction, rows: Sequence[Any]) -> dict[str, Fact]:
     """Return the facts of the rows that can be read, by their ids."""
     facts = {}
     for row in rows:
-        name = f"Fact {row.id!r} of {display_name(namespace)!r}"
+        name = f"Fact {row.id!r} of {display_name(row.namespace)!r}"
         data = tx.read(row.data, name)
         if data is None:
             continue
@@ -195,7 +193,7 @@ def read_facts(
     last_seen = seen.change if fresh else 0
     rows = select_facts(tx, namespace, view, seen=last_seen)
     change = max([version.change, *(row.change for row in rows)])
-    facts = list(parse_facts(tx, namespace, rows).values())
+    facts = list(parse_facts(tx, rows).values())
     return FactChanges(version.epoch, change, fresh, facts)
 
 
@@ -228,7 +226,7 @@ def write_facts(
             f"{hidden} of {len(facts)} facts have the ids of facts that belong to another agent of this user. "
             "Store them with a memory of that agent, or without their ids. Nothing was stored."
         )
-    stored = parse_facts(tx, namespace, rows)
+    stored = parse_facts(tx, rows)
     edited = [mark_edited(fact, stored.get(fact.id, fact)) for fact in facts]
     put_facts(tx, namespace, edited, stored)
     return True
@@ -256,7 +254,7 @@ def change_facts(
     ``changed`` is called with the stored facts that have these ``ids``, by their
     ids; None: all facts. If it raises an error, nothing is written.
     """
-    stored = parse_facts(tx, namespace, select_facts(tx, namespace, view, ids=ids))
+    stored = parse_facts(tx, select_facts(tx, namespace, view, ids=ids))
     facts = changed(stored)
     put_facts(tx, namespace, facts, stored)
     return facts
@@ -276,7 +274,7 @@ def delete_facts(
 
 def move_facts(tx: Transaction, old: str, new: str) -> None:
     """Move the facts of one namespace to another, which keeps its own facts of the same words."""
-    facts = parse_facts(tx, old, select_facts(tx, old))
+    facts = parse_facts(tx, select_facts(tx, old))
     if facts:
         tx.lock((), (old, new))
         add_facts(tx, new, list(facts.values()), NOTHING_READ, SHARED_FACTS)
@@ -286,8 +284,7 @@ def move_facts(tx: Transaction, old: str, new: str) -> None:
 
 def count_facts(tx: Transaction) -> dict[str, int]:
     """Return how many facts each user has, retired ones too; users without a fact are left out."""
-    result = tx.execute(_COUNT_FACTS)
-    return {row.namespace: row.facts for row in result}
+    return {row.namespace: row.facts for row in tx.rows(_COUNT_FACTS)}
 
 
 def add_facts(
@@ -306,7 +303,7 @@ def add_facts(
         tx.rollback()
         return False
     rows = select_facts(tx, namespace, view, seen=seen.change)
-    newer = parse_facts(tx, namespace, rows)
+    newer = parse_facts(tx, rows)
     put_facts(tx, namespace, merge_facts(facts, newer))
     return True
 

@@ -87,7 +87,7 @@ def link_session(tx: Transaction, session_id: str) -> None:
         return
     tx.lock((), owners)
     for namespace in owners:
-        facts = parse_facts(tx, namespace, select_facts(tx, namespace)).values()
+        facts = parse_facts(tx, select_facts(tx, namespace)).values()
         unlinked = [
             fact
             for fact in facts

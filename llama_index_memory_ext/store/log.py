@@ -14,7 +14,6 @@ from llama_index_memory_ext.store.message_rows import (
     insert_messages,
     new_messages,
     set_statuses,
-    speaker_of_row,
 )
 from llama_index_memory_ext.store.owners import (
     branch_session,
@@ -37,7 +36,13 @@ from llama_index_memory_ext.store.tables import (
     namespace_of_session,
 )
 from llama_index_memory_ext.store.transaction import Part, Transaction, door
-from llama_index_memory_ext.text.messages import SPEAKER_KEY, Plan, is_same, storable
+from llama_index_memory_ext.text.messages import (
+    SPEAKER_KEY,
+    Plan,
+    is_same,
+    speaker_of,
+    storable,
+)
 from llama_index_memory_ext.text.turns import with_code_results
 
 if TYPE_CHECKING:
@@ -227,13 +232,10 @@ def _speakers_in(
     Without a user, no message names one. A MessageError if a message names another user
     in a session that is not shared.
     """
-    user_id = access.user_id if access else None
-    speakers = set()
-    for message in messages:
-        speaker = speaker_of_row(message, user_id)
-        if speaker and speaker != user_id:
-            speakers.add(speaker)
-    if speakers and not (access and access.shared):
+    if access is None or access.user_id is None:
+        return set()
+    speakers = set(filter(None, map(speaker_of, messages))) - {access.user_id}
+    if speakers and not access.shared:
         raise MessageError(
             f"Expected additional_kwargs[{SPEAKER_KEY!r}] of a message to be the user_id of the memory; got another "
             "user, whose words would become facts of the memory's user. Open the session with shared=True."

@@ -75,11 +75,12 @@ ORDER BY id + 0 DESC LIMIT 1
 _DELETE_VECTORS = (
     "DELETE FROM {embeddings} WHERE namespace = :namespace AND id {in_ids}"
 )
+# ``remaining``: the last row up to the cursor.
 _SELECT_CURSORS_BEHIND = """
-SELECT reader, position, state FROM {cursors} WHERE key = :key AND position >= :first
-"""
-_SELECT_LAST_ID = """
-SELECT COALESCE(MAX(id + 0), 0) FROM {rows} WHERE key = :key AND id <= :last
+SELECT reader, state, COALESCE((
+    SELECT MAX(id + 0) FROM {rows} WHERE key = :key AND id <= cursors.position
+), 0) AS remaining
+FROM {cursors} AS cursors WHERE key = :key AND position >= :first
 """
 _SELECT_LAST_IDS = """
 SELECT id FROM {rows} WHERE key = :key ORDER BY id + 0 DESC LIMIT :limit
@@ -129,7 +130,7 @@ def insert_messages(
     rows = []
     for i, message in enumerate(messages):
         data = storable(message)
-        speaker = speakers.get(_words_of(data), user_id)
+        default = speakers.get(_words_of(data), user_id)
         rows.append(
             {
                 "key": key,
@@ -137,7 +138,7 @@ def insert_messages(
                 "role": roles[i].role.value,
                 "status": ARCHIVED if i < archived else ACTIVE,
                 "data": data,
-                "user_id": speaker_of_row(roles[i], speaker),
+                "user_id": _speaker_or(default, roles[i]),
             }
         )
     tx.execute(_INSERT_ROW, rows)
@@ -198,15 +199,14 @@ def _delete_vectors(tx: Transaction, key: str, ids: Sequence[int]) -> None:
 def _move_cursors_back(tx: Transaction, key: str, ids: Sequence[int]) -> None:
     """Move the cursors at or behind the first of these deleted rows to rows that remain."""
     deleted = set(ids)
-    for cursor in tx.execute(_SELECT_CURSORS_BEHIND, key=key, first=ids[0]).all():
+    for cursor in tx.rows(_SELECT_CURSORS_BEHIND, key=key, first=ids[0]):
         position = 0
         state = cursor.state
         # A reader whose state cannot be read begins again.
         if isinstance(state, EncryptionError):
             state = {}
         if state is None or ROWS in state:
-            last = tx.execute(_SELECT_LAST_ID, key=key, last=cursor.position)
-            position = last.scalar_one()
+            position = cursor.remaining
         if state:
             state = _without_deleted(state, deleted, position)
         put_cursor(tx, key, cursor.reader, position, state or None)
@@ -228,7 +228,7 @@ def _roles_of(
     """Return the messages with the roles of ``with_code_results``, which may depend on the message before them."""
     before = []
     if is_code_output(messages[0]):
-        last_rows = tx.execute(_SELECT_LAST_ROW, key=key).all()
+        last_rows = tx.rows(_SELECT_LAST_ROW, key=key)
         before = [LogRow.from_query(tx, key, row).message for row in last_rows]
     return with_code_results([*before, *messages])[len(before) :]
 
@@ -305,8 +305,8 @@ def _words_of(data: Json) -> str:
     return dumps([data.get("role"), data.get("blocks")], sort_keys=True)
 
 
-def speaker_of_row(message: ChatMessage, user_id: str | None) -> str | None:
-    """Return the user whom a message names, or else the ``user_id``; None for a message that is not a user's."""
-    if user_id is None or message.role != MessageRole.USER:
+def _speaker_or(default: str | None, message: ChatMessage) -> str | None:
+    """Return the user whom a user's message names, or else the default; None for another message, or no default."""
+    if default is None or message.role != MessageRole.USER:
         return None
-    return speaker_of(message) or user_id
+    return speaker_of(message) or default

@@ -78,8 +78,7 @@ def check_owner(tx: Transaction, key: str, access: SessionAccess) -> dict[str, s
 
 def kinds_of_owners(tx: Transaction, key: str) -> dict[str, str]:
     """Return how each owner has opened a session, for any user."""
-    result = tx.execute(_SELECT_OWNERS, key=key)
-    return {row.user_id: row.kind for row in result}
+    return {row.user_id: row.kind for row in tx.rows(_SELECT_OWNERS, key=key)}
 
 
 def users_of_session(tx: Transaction, key: str) -> list[str]:
@@ -122,7 +121,7 @@ def branch_session(
     """
     tx.lock([new], ())
     check_owner(tx, key, access)
-    if tx.execute(_IS_USED, new=new).scalar():
+    if tx.scalar(_IS_USED, new=new):
         raise StoreError(
             f"Expected a new session; {new!r} was used before. Nothing was copied. Name another one."
         )
@@ -154,7 +153,7 @@ def _row_of_message(tx: Transaction, key: str, message_id: str | int) -> int:
 def _copy_cursors(tx: Transaction, key: str, new: str, old_ids: Sequence[int]) -> None:
     """Copy the cursors of a session to the copies of the rows ``old_ids``."""
     positions = [0, *tx.scalars(_SELECT_IDS, key=new, last=LAST_ID)]
-    for cursor in tx.execute(_SELECT_CURSORS, key=key).all():
+    for cursor in tx.rows(_SELECT_CURSORS, key=key):
         position = positions[bisect_right(old_ids, cursor.position)]
         state = tx.read(cursor.state, f"The state of {cursor.reader!r} in {key!r}")
         if state is not None and ROWS in state:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from llama_index.core.base.llms.types import MessageRole
 
 from llama_index_memory_ext.errors import StoreError
 from llama_index_memory_ext.store.rows import (
@@ -105,6 +107,9 @@ LEFT JOIN (
 ) AS message ON 1 = 1
 ORDER BY message.id
 """
+_SELECT_TURNS = """
+SELECT id, role, timestamp, status, user_id FROM {rows} WHERE key = :key ORDER BY id
+"""
 _SELECT_READERS = "SELECT reader FROM {cursors} WHERE key = :key ORDER BY reader"
 _SELECT_SESSIONS = "SELECT key FROM {owners} WHERE user_id = :user_id"
 _SELECT_SESSIONS_OF_READER = "SELECT key FROM {cursors} WHERE reader = :reader"
@@ -156,7 +161,7 @@ def find_rows(
     offset: int = 0,
 ) -> list[LogRow]:
     """Return the oldest rows of a session with these statuses, oldest first."""
-    result = tx.execute(
+    rows = tx.rows(
         _SELECT_ROWS,
         key=key,
         statuses=statuses,
@@ -164,7 +169,7 @@ def find_rows(
         limit=limit,
         offset=offset,
     )
-    return [LogRow.from_query(tx, key, row) for row in result.all()]
+    return [LogRow.from_query(tx, key, row) for row in rows]
 
 
 def rows_by_id(tx: Transaction, key: str, ids: Sequence[int]) -> list[LogRow]:
@@ -176,7 +181,7 @@ def rows_in_epoch(
     tx: Transaction, key: str, ids: Sequence[int], epoch: int | None = None
 ) -> list[LogRow] | None:
     """As ``rows_by_id``; None if rows were deleted since ``epoch``, because later rows may have got their ids."""
-    rows = tx.execute(_SELECT_ROWS_BY_ID, key=key, row_ids=list(ids)).all()
+    rows = tx.rows(_SELECT_ROWS_BY_ID, key=key, row_ids=list(ids))
     if epoch not in (None, rows[0].epoch):
         return None
     return [LogRow.from_query(tx, key, row) for row in rows if row.id is not None]
@@ -187,8 +192,8 @@ def rows_by_message_id(
 ) -> dict[str, LogRow]:
     """Return the rows of a session whose messages have these ids, by these ids."""
     rows = {}
-    result = tx.execute(_SELECT_ROWS_BY_MESSAGE_ID, key=key, message_ids=message_ids)
-    for stored in result.all():
+    result = tx.rows(_SELECT_ROWS_BY_MESSAGE_ID, key=key, message_ids=message_ids)
+    for stored in result:
         row = LogRow.from_query(tx, key, stored)
         # LlamaIndex without this package may have deleted or replaced the message.
         if message_id_of(row.data.get("additional_kwargs") or {}) == stored.message_id:
@@ -215,7 +220,7 @@ def read_snapshot(
     the earlier rows needs no other query for a prompt. ``watch`` is the namespace of
     the facts whose version is read.
     """
-    result = tx.execute(
+    result = tx.rows(
         _SELECT_SNAPSHOT,
         key=key,
         reader=reader,
@@ -223,7 +228,7 @@ def read_snapshot(
         last_id=last_id or LAST_ID,
         user_id=access.user_in(key),
         closed=OWN if access.shared else SHARED,
-    ).all()
+    )
     session = result[0]
     rows = [LogRow.from_query(tx, key, row) for row in result if row.id is not None]
     return Snapshot(
@@ -253,7 +258,7 @@ def read_page(
     of facts: the page has the version of its facts, which saves a query.
     """
     last_id = seen.last_id
-    result = tx.execute(
+    result = tx.rows(
         _SELECT_PAGE,
         key=key,
         reader=reader,
@@ -261,7 +266,7 @@ def read_page(
         last_id=last_id,
         newest=LAST_ID if before is None else before - 1,
         limit=limit + 1,
-    ).all()
+    )
     session = result[0]
     rows = [
         LogRow.from_query(tx, key, row)
@@ -302,6 +307,16 @@ def read_unread(
     statuses = ALL_STATUSES if with_active else [ARCHIVED]
     rows = find_rows(tx, key, statuses, after, limit=limit)
     return replace(page, rows=rows)
+
+
+def read_turns(tx: Transaction, key: str) -> list[list[Any]]:
+    """Return the rows of each turn of a session; a turn begins with a message of a user, if there is one."""
+    turns: list[list[Any]] = []
+    for row in tx.rows(_SELECT_TURNS, key=key):
+        if not turns or row.role == MessageRole.USER.value:
+            turns.append([])
+        turns[-1].append(row)
+    return turns
 
 
 # ---- cursors ----
@@ -404,19 +419,19 @@ def unread_elsewhere(
 
     They are the user's words, in sessions without another owner.
     """
-    result = tx.execute(
+    rows = tx.rows(
         _SELECT_UNREAD_ELSEWHERE,
         key=key,
         reader=reader,
         user_id=user_id,
         limit=_MOST_UNREAD_ELSEWHERE,
     )
-    return [LogRow.from_query(tx, row.key, row) for row in result.all()][::-1]
+    return [LogRow.from_query(tx, row.key, row) for row in rows][::-1]
 
 
 def has_session(tx: Transaction, key: str) -> bool:
     """Return whether a message was ever stored in a session."""
-    return bool(tx.execute(_HAS_SESSION, key=key).scalar())
+    return bool(tx.scalar(_HAS_SESSION, key=key))
 
 
 def count_messages(
@@ -429,7 +444,7 @@ def count_messages(
     last: int = LAST_ID,
 ) -> int:
     """Return the number of messages behind the row ``after``, up to ``last``, that a reader has not read."""
-    result = tx.execute(
+    count: int = tx.scalar(
         _COUNT_UNREAD,
         key=key,
         reader=reader,
@@ -437,7 +452,7 @@ def count_messages(
         after=after,
         last=last,
     )
-    return int(result.scalar_one())
+    return count
 
 
 class Readers(Part):

@@ -63,10 +63,10 @@ def read_sessions(
     if user_id is None and not session_ids:
         keys = read_keys(tx)
     owners: dict[str, list[str]] = {}
-    for owner in tx.execute(_SELECT_OWNERS, keys=keys):
+    for owner in tx.rows(_SELECT_OWNERS, keys=keys):
         owners.setdefault(owner.key, []).append(owner.user_id)
     infos = []
-    for session in tx.execute(_SELECT_SESSIONS, keys=keys):
+    for session in tx.rows(_SELECT_SESSIONS, keys=keys):
         namespaces = sorted(owners.get(session.key, ()), key=display_name)
         infos.append(
             SessionInfo(

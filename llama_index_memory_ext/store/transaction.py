@@ -43,7 +43,6 @@ class Transaction:
     def __init__(self, connection: sa.Connection, tables: Tables) -> None:
         self.connection = connection
         self.tables = tables
-        self._results: list[sa.CursorResult[Any]] = []
 
     def execute(
         self, statement: str, rows: Sequence[Row] = (), /, **parameters: Any
@@ -56,18 +55,22 @@ class Transaction:
             rows = [self._encrypted(row) for row in rows]
             parameters = self._encrypted(parameters)
         text = self.tables.sql(statement)
-        result = self.connection.execute(text, rows or parameters)
-        self._results.append(result)
-        return result
+        return self.connection.execute(text, rows or parameters)
 
-    def close(self) -> None:
-        """Close the results that an error has left open: SQLite vacuums no file that a statement is reading."""
-        for result in self._results:
-            result.close()
+    def rows(self, statement: str, **parameters: Any) -> Sequence[Any]:
+        """Run a query, and return its rows.
+
+        All rows are read at once: SQLite vacuums no file that a statement is reading.
+        """
+        return self.execute(statement, **parameters).all()
+
+    def scalar(self, statement: str, **parameters: Any) -> Any:
+        """Run a query, and return the first column of its first row; None without a row."""
+        return self.execute(statement, **parameters).scalar()
 
     def check_key(self) -> bool:
         """Return whether the database is marked as encrypted; an EncryptionError for another key, or for no key."""
-        mark = self.execute(_SELECT_MARK).scalar()
+        mark = self.scalar(_SELECT_MARK)
         self.tables.cipher.check_mark(mark)
         return mark is not None
 
@@ -107,7 +110,7 @@ class Transaction:
         """
         epoch = time.time_ns()
         for key in sorted(sessions):
-            mark = self.execute(_LOCK_SESSION, key=key, epoch=epoch).scalar()
+            mark = self.scalar(_LOCK_SESSION, key=key, epoch=epoch)
             self.tables.cipher.check_mark(mark)
         for namespace in sorted(users):
             self.execute(_LOCK_USER, namespace=namespace, epoch=epoch)

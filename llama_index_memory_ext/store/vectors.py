@@ -60,11 +60,11 @@ class KeptVectors:
     def _read(
         self, tx: Transaction, ids: Sequence[str]
     ) -> dict[str, tuple[str, bytes]]:
-        result = tx.execute(
+        rows = tx.rows(
             _SELECT_VECTORS, namespace=self.namespace, model=self.model, ids=list(ids)
         )
         vectors = {}
-        for row in result.all():
+        for row in rows:
             vector = tx.read(row.vector, f"The vector of {row.id!r}")
             digest = tx.read(row.digest, f"The digest of {row.id!r}")
             if None not in (vector, digest):

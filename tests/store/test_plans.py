@@ -27,7 +27,7 @@ EVERY_SESSION = "lists the sessions of all users, for an operator"
 WHOLE_TABLE = {
     "store/database.py _SELECT_DATA": "dumps a database in memory",
     "store/sessions.py _SELECT_KEYS": EVERY_SESSION,
-    "store/deletion.py SELECT_DUE": EVERY_SESSION,
+    "store/retention.py SELECT_DUE": EVERY_SESSION,
     "store/facts.py _COUNT_FACTS": "lists all users, for an operator",
     "store/marks.py SELECT_PLACES": "lists all rows that are to be encrypted",
     "store/versions.py _SELECT_VERSION": "its table has one row",

@@ -12,7 +12,7 @@ from llama_index.core.llms import ChatMessage
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore, SettingError
-from llama_index_memory_ext.store.deletion import Remaining, without_words
+from llama_index_memory_ext.store.lost_words import Remaining, without_words
 from llama_index_memory_ext.store.rows import SessionAccess
 from llama_index_memory_ext.store.transaction import Transaction
 from tests.conversation import assistant, calling, record, result, sent_text, user

@@ -21,8 +21,8 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import Pool
 
 from llama_index_memory_ext import CondensedMemory, MemoryStore, StoreError
-from llama_index_memory_ext.store.deletion import retain_messages
 from llama_index_memory_ext.store.marks import encrypt_within
+from llama_index_memory_ext.store.retention import retain_messages
 from llama_index_memory_ext.store.rows import ReadPosition, SessionAccess
 from llama_index_memory_ext.store.schema import TABLES
 from llama_index_memory_ext.store.transaction import Transaction

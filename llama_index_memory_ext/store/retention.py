@@ -1,0 +1,104 @@
+"""Deletes old turns of sessions, and their words in facts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from llama_index_memory_ext.store.facts import parse_facts, put_facts
+from llama_index_memory_ext.store.lost_words import read_remaining, without_words
+from llama_index_memory_ext.store.message_rows import delete_rows
+from llama_index_memory_ext.store.owners import readers_of_facts
+from llama_index_memory_ext.store.readers import find_rows, read_turns
+from llama_index_memory_ext.store.tables import ACTIVE, LAST_ID
+from llama_index_memory_ext.text.turns import ends_with_answer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from llama_index_memory_ext.fact import Fact
+    from llama_index_memory_ext.store.transaction import Transaction
+
+_SELECT_FACTS_OF_SESSION = """
+SELECT namespace, id, data FROM {facts} WHERE session_id = :session_id ORDER BY namespace
+"""
+# The sessions that retention locks. An unknown time is 0.
+SELECT_DUE = """
+SELECT key FROM {rows} GROUP BY key HAVING MIN(timestamp) BETWEEN 1 AND :last OR COUNT(*) > :limit
+"""
+# The last row that all readers of facts have read; ``last_id`` without such a reader. The
+# cursor of a profile stores a choice.
+_SELECT_READ = """
+SELECT COALESCE(MIN(position), :last_id) FROM {cursors}
+WHERE key = :key AND reader {in_names} AND reader NOT LIKE 'profile %'
+"""
+
+
+def retain_messages(
+    tx: Transaction, key: str, since: int, most: int, *, unread: bool
+) -> dict[str, int]:
+    """Delete turns of a session that have a message from before ``since``, or beyond the ``most`` newest messages.
+
+    The current turn stays until it is answered and too old. Without ``unread``,
+    messages stay that a reader of facts has not read. Return the numbers of deleted
+    messages, of facts that lost words, and of messages that stay because they are
+    unread.
+    """
+    last = LAST_ID
+    if not unread:
+        readers = readers_of_facts(tx, key)
+        last = tx.scalar(_SELECT_READ, key=key, names=readers, last_id=LAST_ID)
+    ids: list[int] = []
+    unread_rows = 0
+    active = find_rows(tx, key, [ACTIVE])
+    is_answered = ends_with_answer([row.message for row in active])
+    turns = read_turns(tx, key)
+    for turn in _due_turns(turns, since, most, is_answered=is_answered):
+        if turn[-1].id <= last:
+            ids.extend(row.id for row in turn)
+        else:
+            unread_rows += len(turn)
+    if not ids:
+        tx.rollback()
+        return {"unread": unread_rows}
+    delete_rows(tx, key, ids)
+    changed = _lose_words(tx, key)
+    return {"messages": len(ids), "facts": changed, "unread": unread_rows}
+
+
+def _lose_words(tx: Transaction, session_id: str) -> int:
+    """Take the words of deleted messages from facts of a session; return the number of changed facts."""
+    rows = tx.rows(_SELECT_FACTS_OF_SESSION, session_id=session_id)
+    if not rows:
+        return 0
+    remaining = read_remaining(tx, session_id)
+    changed: dict[str, list[Fact]] = {}
+    for row in rows:
+        for fact in parse_facts(tx, [row]).values():
+            remaining_fact = without_words(fact, remaining)
+            if remaining_fact != fact:
+                changed.setdefault(row.namespace, []).append(remaining_fact)
+    tx.lock((), changed)
+    for namespace, facts in changed.items():
+        put_facts(tx, namespace, facts)
+    return sum(map(len, changed.values()))
+
+
+def _due_turns(
+    turns: Sequence[Sequence[Any]], since: int, most: int, *, is_answered: bool
+) -> list[Sequence[Any]]:
+    """Return the past turns with a row from before ``since``, or with a row before the ``most`` newest ones.
+
+    A younger turn stays, although old messages were imported behind it. The current
+    turn has active rows. If it ``is_answered``, it counts as past when all of it is
+    from before ``since``.
+    """
+    due = []
+    remaining = sum(map(len, turns))
+    for turn in turns:
+        is_current = any(row.status == ACTIVE for row in turn)
+        if is_current and not (is_answered and turn[-1].timestamp < since):
+            break
+        if remaining > most or any(row.timestamp < since for row in turn):
+            due.append(turn)
+        remaining -= len(turn)
+    return due
