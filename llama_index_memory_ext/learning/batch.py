@@ -16,7 +16,6 @@ from llama_index_memory_ext.learning.prompt import sent_part
 from llama_index_memory_ext.store.rows import (
     LogPage,
     LogRow,
-    ReadPosition,
     SessionAccess,
     times_of,
 )
@@ -193,9 +192,7 @@ class BatchReader:
     async def recent(self) -> RecentLines:
         """Return the last lines of the session and its tools' results, the current turn included."""
         readers = self.user_facts.store.readers
-        page = await readers.page(
-            self.session_id, "", ReadPosition(), limit=_BATCH_ROWS
-        )
+        page = await readers.page(self.session_id, "", limit=_BATCH_ROWS)
         after = page.rows[-1].id if page.rows else 0
         unread = await readers.unread(
             self.session_id, "", with_active=True, after=after
@@ -271,7 +268,7 @@ class BatchReader:
         rows = unread.rows
         now = self.block.now()
         page = await self.user_facts.store.readers.page(
-            self.session_id, "", ReadPosition(), before=rows[0].id, limit=_CONTEXT_ROWS
+            self.session_id, "", before=rows[0].id, limit=_CONTEXT_ROWS
         )
         context = await self._lines_of(page.rows)
         before = [

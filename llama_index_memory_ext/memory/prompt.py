@@ -26,7 +26,6 @@ from llama_index_memory_ext.memory.writing import (
     tokens_of_message,
     write,
 )
-from llama_index_memory_ext.store.rows import LogRow, ReadPosition, Snapshot
 from llama_index_memory_ext.text.entries import body_of
 from llama_index_memory_ext.text.parts import NO_PARTS, Section
 from llama_index_memory_ext.text.turns import ends_with_answer
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from llama_index.core.memory import BaseMemoryBlock
 
     from llama_index_memory_ext.memory.fields import MemoryFields
+    from llama_index_memory_ext.store.rows import LogRow, Snapshot
 
 
 class Turn(NamedTuple):
@@ -111,9 +111,7 @@ async def _read_turn(memory: MemoryFields, question: ChatMessage | None) -> Turn
 
 async def _is_in_log(memory: MemoryFields, question: ChatMessage) -> bool:
     """Return whether the newest row of the log is this question: a flush moves an open turn into the log."""
-    page = await memory.sql_store.readers.page(
-        memory.session_id, "", ReadPosition(), limit=1
-    )
+    page = await memory.sql_store.readers.page(memory.session_id, "", limit=1)
     return template.holds_question([row.message for row in page.rows], question)
 
 

@@ -382,7 +382,7 @@ class MessageSearch:
             index = self.index(session_id)
             while index is None or not await self._extend(session_id, index):
                 page = await self.reader.store.readers.page(
-                    session_id, "", ReadPosition(), limit=_INDEXED_ROWS
+                    session_id, "", limit=_INDEXED_ROWS
                 )
                 index = self._make_index(session_id, page.epoch)
                 # A question whose time is over finds the newest messages.

@@ -31,10 +31,7 @@ from llama_index_memory_ext.store.address import (
 )
 from llama_index_memory_ext.store.cache import StoreCache
 from llama_index_memory_ext.store.database import Database, read_data
-from llama_index_memory_ext.store.deletion import (
-    delete_sessions,
-    forget_user,
-)
+from llama_index_memory_ext.store.deletion import delete_sessions, forget_user
 from llama_index_memory_ext.store.encryption import Cipher, EncryptionKey, TextFunction
 from llama_index_memory_ext.store.facts import Facts
 from llama_index_memory_ext.store.log import Log

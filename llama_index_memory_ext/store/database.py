@@ -192,20 +192,20 @@ class Database:
         engine, only the calls of this loop.
         """
         end = time.monotonic() + self.seconds
-        while self._jobs_here() and time.monotonic() <= end:  # noqa: ASYNC110 - jobs end in threads
+        while self._has_jobs() and time.monotonic() <= end:  # noqa: ASYNC110 - jobs end in threads
             await asyncio.sleep(LOOK_SECONDS)
         if self._lent is None:
             self.is_gone = self.in_memory
             await asyncio.to_thread(self._close)
 
-    def _jobs_here(self) -> list[Job]:
-        """Return the pending jobs that ``aclose`` awaits."""
-        jobs = [job for job in list(pending) if job.owner == id(self)]
-        if self._lent is None:
-            return jobs
-        return [
-            job for job in jobs if job.answer.get_loop() is asyncio.get_running_loop()
-        ]
+    def _has_jobs(self) -> bool:
+        """Return whether a job is pending that ``aclose`` awaits; with a lent engine, a job of this loop."""
+        here = asyncio.get_running_loop()
+        return any(
+            job.owner == id(self)
+            and (self._lent is None or job.answer.get_loop() is here)
+            for job in list(pending)
+        )
 
     def _close(self) -> None:
         self._is_ready = False

@@ -128,7 +128,7 @@ def put_facts(
     tx: Transaction,
     namespace: str,
     facts: Sequence[Fact],
-    stored: Mapping[str, Fact] | None = None,
+    stored: Mapping[str, Fact] = {},
 ) -> None:
     """Store facts, each with the number of its change, in place of the ``stored`` facts with their ids."""
     if not facts:
@@ -153,7 +153,6 @@ def put_facts(
             )
         tx.execute(_PUT_FACT, rows)
     tx.execute(_SET_CHANGE, namespace=namespace, change=change)
-    stored = stored or {}
     if any(stored.get(fact.id, fact).agent_id != fact.agent_id for fact in facts):
         # The earlier agent's readers must lose the fact, as if it were deleted.
         _renew(tx, namespace)

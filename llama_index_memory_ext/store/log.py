@@ -197,7 +197,7 @@ def _take_over(tx: Transaction, key: str, user_id: str) -> None:
     renew_session(tx, key)
 
 
-def claim_again(
+def claim_unless_deleted(
     tx: Transaction,
     key: str,
     access: SessionAccess,
@@ -252,6 +252,6 @@ class Log(Part):
     delete_oldest = door(delete_oldest, "sessions")
 
     check_owner = door(check_owner)
-    claim = door(claim_again, "sessions")
+    claim = door(claim_unless_deleted, "sessions")
     users_of_session = door(users_of_session)
     branch = door(branch_session, "sessions")

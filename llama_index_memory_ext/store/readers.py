@@ -12,6 +12,7 @@ from llama_index.core.base.llms.types import MessageRole
 from llama_index_memory_ext.errors import StoreError
 from llama_index_memory_ext.store.rows import (
     ALL_STATUSES,
+    NOTHING_SEEN,
     FactsVersion,
     LogPage,
     LogRow,
@@ -246,7 +247,7 @@ def read_page(
     tx: Transaction,
     key: str,
     reader: str,
-    seen: ReadPosition,
+    seen: ReadPosition = NOTHING_SEEN,
     *,
     before: int | None = None,
     limit: int,

@@ -181,6 +181,9 @@ class ReadPosition:
     last_id: int = 0
 
 
+NOTHING_SEEN = ReadPosition()
+
+
 class FactsVersion(NamedTuple):
     """The version of a namespace of facts: ``epoch`` changes with a deletion, ``change`` grows with each change."""
 

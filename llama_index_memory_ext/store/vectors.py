@@ -88,14 +88,14 @@ class KeptVectors:
 
     def _write(self, tx: Transaction, vectors: Mapping[str, tuple[str, bytes]]) -> bool:
         ids = list(vectors)
+        is_stored = True
         if self.epoch is None:
             ids = tx.scalars(_SELECT_FACT_IDS, namespace=self.namespace, ids=ids)
-        elif not is_current(tx, self.owner, self.epoch):
+        else:
+            is_stored = is_current(tx, self.owner, self.epoch)
+        if not (ids and is_stored):
             tx.rollback()
-            return False
-        if not ids:
-            tx.rollback()
-            return True
+            return is_stored
         rows = []
         for vector_id in ids:
             digest, vector = vectors[vector_id]
