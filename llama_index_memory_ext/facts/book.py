@@ -31,7 +31,7 @@ from llama_index_memory_ext.settings import (
     check_text,
     unpacked,
 )
-from llama_index_memory_ext.store.links import import_facts
+from llama_index_memory_ext.store.links import store_imported
 from llama_index_memory_ext.store.tables import display_name
 from llama_index_memory_ext.text.messages import in_zone, now_in
 from llama_index_memory_ext.words import visible
@@ -355,7 +355,7 @@ class FactBook:
         check_text("lines", lines)
         # Reading a long export takes long enough to block the event loop.
         facts = await asyncio.to_thread(_parse, lines, self._view)
-        await import_facts(self._store.database, self.namespace, facts, self._view)
+        await store_imported(self._store.database, self.namespace, facts, self._view)
         return len(facts)
 
     def _now(self) -> datetime:

@@ -14,7 +14,7 @@ from llama_index_memory_ext.fact import Fact, duplicate_key, mark_edited, retire
 from llama_index_memory_ext.store.readers import rows_by_id
 from llama_index_memory_ext.store.rows import FactsVersion
 from llama_index_memory_ext.store.tables import display_name
-from llama_index_memory_ext.store.transaction import Part, Transaction, door
+from llama_index_memory_ext.store.transaction import StorePart, Transaction, door
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -348,7 +348,7 @@ def retires(fact: Fact, stored: Fact) -> bool:
     return not stored.retired or fact.retired_by == "request"
 
 
-class Facts(Part):
+class Facts(StorePart):
     """The facts of a store. A ``view`` selects agents; facts of another agent are neither read nor changed."""
 
     read = door(read_facts)

@@ -67,7 +67,7 @@ def _rows_of(fact: Fact, texts: Mapping[int, str]) -> tuple[int, ...]:
     return tuple(rows)
 
 
-def _import_facts(
+def import_facts(
     tx: Transaction, namespace: str, facts: Sequence[Fact], view: AgentView
 ) -> None:
     """As ``write_facts``; each fact gets the rows of its session that have its quote.
@@ -96,9 +96,9 @@ def link_session(tx: Transaction, session_id: str) -> None:
         put_facts(tx, namespace, _link_facts(tx, namespace, unlinked))
 
 
-async def import_facts(
+async def store_imported(
     database: Database, namespace: str, facts: Sequence[Fact], view: AgentView
 ) -> None:
     """Store imported facts, in the time of one call for each ``PAGE_FACTS`` facts."""
     seconds = database.seconds * (len(facts) // PAGE_FACTS + 1)
-    await database.run(_import_facts, namespace, facts, view, seconds=seconds)
+    await database.run(import_facts, namespace, facts, view, seconds=seconds)

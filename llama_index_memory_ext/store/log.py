@@ -1,4 +1,4 @@
-"""The log of each session: writes messages into sessions with their owners; the methods of ``Log``."""
+"""The log of each session: ``Log`` writes messages, with the owners of their session."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from llama_index_memory_ext.store.tables import (
     WITHOUT_USER,
     namespace_of_session,
 )
-from llama_index_memory_ext.store.transaction import Part, Transaction, door
+from llama_index_memory_ext.store.transaction import StorePart, Transaction, door
 from llama_index_memory_ext.text.messages import (
     SPEAKER_KEY,
     Plan,
@@ -243,7 +243,7 @@ def _speakers_in(
     return speakers
 
 
-class Log(Part):
+class Log(StorePart):
     """The log of a store, and the owners of its sessions. Rows are written and archived in the order of their ids."""
 
     append = door(append_messages, "sessions")

@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 # ``id + 0``: to find the first or the last ``id``, PostgreSQL may walk through the rows of
 # all sessions.
 _SELECT_LAST_ROW = """
-SELECT id, role, data, timestamp, status, user_id FROM {rows}
+SELECT key, id, role, data, timestamp, status, user_id FROM {rows}
 WHERE key = :key AND id = (SELECT MAX(id + 0) FROM {rows} WHERE key = :key)
 """
 _INSERT_ROW = """
@@ -229,7 +229,7 @@ def _roles_of(
     before = []
     if is_code_output(messages[0]):
         last_rows = tx.rows(_SELECT_LAST_ROW, key=key)
-        before = [LogRow.from_query(tx, key, row).message for row in last_rows]
+        before = [LogRow.from_query(tx, row).message for row in last_rows]
     return with_code_results([*before, *messages])[len(before) :]
 
 

@@ -22,7 +22,7 @@ from llama_index_memory_ext.store.rows import (
     readable,
 )
 from llama_index_memory_ext.store.tables import ARCHIVED, LAST_ID, OWN, SHARED
-from llama_index_memory_ext.store.transaction import Part, Transaction, door
+from llama_index_memory_ext.store.transaction import StorePart, Transaction, door
 from llama_index_memory_ext.text.messages import Json, message_id_of
 
 if TYPE_CHECKING:
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _SELECT_ROWS = """
-SELECT id, role, data, timestamp, status, user_id FROM {rows}
+SELECT key, id, role, data, timestamp, status, user_id FROM {rows}
 WHERE key = :key AND status IN :statuses AND id > :after
 ORDER BY id LIMIT :limit OFFSET :offset
 """
 _SELECT_ROWS_BY_ID = """
 SELECT COALESCE(sessions.epoch, 0) AS epoch,
-       message.id, message.role, message.data, message.timestamp, message.status, message.user_id
+       message.key, message.id, message.role, message.data, message.timestamp, message.status, message.user_id
 FROM (SELECT 1 AS always) AS always
 LEFT JOIN {sessions} AS sessions ON sessions.key = :key
 LEFT JOIN {rows} AS message ON message.key = :key AND message.id {in_row_ids}
 ORDER BY message.id
 """
 _SELECT_ROWS_BY_MESSAGE_ID = """
-SELECT ids.message_id, rows.id, rows.role, rows.data, rows.timestamp, rows.status, rows.user_id
+SELECT ids.message_id, rows.key, rows.id, rows.role, rows.data, rows.timestamp, rows.status, rows.user_id
 FROM {message_ids} AS ids JOIN {rows} AS rows ON rows.key = :key AND rows.id = ids.row_id
 WHERE ids.key = :key AND ids.message_id {in_message_ids}
 """
@@ -62,13 +62,13 @@ LEFT JOIN {cursors} AS cursors ON cursors.key = :key AND cursors.reader = :reade
 _SELECT_PAGE = """
 SELECT COALESCE(sessions.epoch, 0) AS epoch, COALESCE(cursors.position, 0) AS position,
        COALESCE(users.epoch, 0) AS facts_epoch, COALESCE(users.change, 0) AS facts_change,
-       message.id, message.role, message.data, message.timestamp, message.status, message.user_id
+       message.key, message.id, message.role, message.data, message.timestamp, message.status, message.user_id
 FROM (SELECT 1 AS always) AS always
 LEFT JOIN {sessions} AS sessions ON sessions.key = :key
 LEFT JOIN {cursors} AS cursors ON cursors.key = :key AND cursors.reader = :reader
 LEFT JOIN {users} AS users ON users.namespace = :watch
 LEFT JOIN (
-    SELECT id, role, timestamp, status, user_id, CASE WHEN id <> :last_id THEN data END AS data
+    SELECT key, id, role, timestamp, status, user_id, CASE WHEN id <> :last_id THEN data END AS data
     FROM {rows}
     WHERE key = :key AND status = 'archived' AND id <= :newest AND id >= (
         SELECT MAX(first_id) FROM (
@@ -90,16 +90,16 @@ SELECT COALESCE(sessions.epoch, 0) AS epoch, COALESCE(cursors.position, 0) AS po
        (SELECT MAX(id) FROM {rows} WHERE key = :key AND status = 'archived') AS newest,
        (SELECT COUNT(*) FROM {owners}
         WHERE key = :key AND user_id <> :user_id AND kind IN ('own', :closed)) AS other_owners,
-       message.id, message.role, message.data, message.timestamp, message.status, message.user_id
+       message.key, message.id, message.role, message.data, message.timestamp, message.status, message.user_id
 FROM (SELECT 1 AS always) AS always
 LEFT JOIN {sessions} AS sessions ON sessions.key = :key
 LEFT JOIN {cursors} AS cursors ON cursors.key = :key AND cursors.reader = :reader
 LEFT JOIN {users} AS users ON users.namespace = :watch
 LEFT JOIN (
-    SELECT id, role, data, timestamp, status, user_id FROM {rows}
+    SELECT key, id, role, data, timestamp, status, user_id FROM {rows}
     WHERE key = :key AND status = 'active'
     UNION ALL
-    SELECT id, role, CASE WHEN id <> :last_id THEN data END AS data, timestamp, status, user_id
+    SELECT key, id, role, CASE WHEN id <> :last_id THEN data END AS data, timestamp, status, user_id
     FROM {rows}
     WHERE key = :key AND status = 'archived' AND id >= :last_id AND id > COALESCE((
         SELECT id FROM {rows} WHERE key = :key AND status = 'archived'
@@ -170,7 +170,7 @@ def find_rows(
         limit=limit,
         offset=offset,
     )
-    return [LogRow.from_query(tx, key, row) for row in rows]
+    return [LogRow.from_query(tx, row) for row in rows]
 
 
 def rows_by_id(tx: Transaction, key: str, ids: Sequence[int]) -> list[LogRow]:
@@ -185,7 +185,7 @@ def rows_in_epoch(
     rows = tx.rows(_SELECT_ROWS_BY_ID, key=key, row_ids=list(ids))
     if epoch not in (None, rows[0].epoch):
         return None
-    return [LogRow.from_query(tx, key, row) for row in rows if row.id is not None]
+    return [LogRow.from_query(tx, row) for row in rows if row.id is not None]
 
 
 def rows_by_message_id(
@@ -195,7 +195,7 @@ def rows_by_message_id(
     rows = {}
     result = tx.rows(_SELECT_ROWS_BY_MESSAGE_ID, key=key, message_ids=message_ids)
     for stored in result:
-        row = LogRow.from_query(tx, key, stored)
+        row = LogRow.from_query(tx, stored)
         # LlamaIndex without this package may have deleted or replaced the message.
         if message_id_of(row.data.get("additional_kwargs") or {}) == stored.message_id:
             rows[stored.message_id] = row
@@ -231,7 +231,7 @@ def read_snapshot(
         closed=OWN if access.shared else SHARED,
     )
     session = result[0]
-    rows = [LogRow.from_query(tx, key, row) for row in result if row.id is not None]
+    rows = [LogRow.from_query(tx, row) for row in result if row.id is not None]
     return Snapshot(
         epoch=session.epoch,
         position=session.position,
@@ -270,9 +270,7 @@ def read_page(
     )
     session = result[0]
     rows = [
-        LogRow.from_query(tx, key, row)
-        for row in result
-        if row.id not in (None, last_id)
+        LogRow.from_query(tx, row) for row in result if row.id not in (None, last_id)
     ]
     has_more = len(rows) > limit
     # The row that the reader has read last is the oldest of the result, if it exists.
@@ -427,7 +425,7 @@ def unread_elsewhere(
         user_id=user_id,
         limit=_MOST_UNREAD_ELSEWHERE,
     )
-    return [LogRow.from_query(tx, row.key, row) for row in rows][::-1]
+    return [LogRow.from_query(tx, row) for row in rows][::-1]
 
 
 def has_session(tx: Transaction, key: str) -> bool:
@@ -456,7 +454,7 @@ def count_messages(
     return count
 
 
-class Readers(Part):
+class Readers(StorePart):
     """The readers of the sessions of a store.
 
     The log of a session is its rows with the status ``archived``: they have left

@@ -88,9 +88,9 @@ class LogRow(NamedTuple):
     is_damaged: bool = False
 
     @classmethod
-    def from_query(cls, tx: Transaction, key: str, row: Any) -> LogRow:
-        """Return the row of a query that has selected all columns of the chat table but the key."""
-        data = tx.read(row.data, f"Row {row.id} of session {key!r}")
+    def from_query(cls, tx: Transaction, row: Any) -> LogRow:
+        """Return the row of a query that has selected all columns of the chat table."""
+        data = tx.read(row.data, f"Row {row.id} of session {row.key!r}")
         is_damaged = data is None and row.data is not None
         if is_damaged:
             data = {"role": row.role, "blocks": []}

@@ -134,7 +134,7 @@ def door(
     return run
 
 
-class Part:
+class StorePart:
     """A part of a store, whose methods are functions of a transaction."""
 
     def __init__(self, database: Any) -> None:

@@ -98,7 +98,8 @@ async def test_an_import_has_the_time_of_a_call_for_each_page(
     async with aclosing(MemoryStore(lasting_database_uri)) as store:
         book = FactBook(store, "ann")
         await book.aadd("Likes coffee")
-        monkeypatch.setattr("llama_index_memory_ext.store.facts.PAGE_FACTS", 4)
+        for file in ("facts", "links"):
+            monkeypatch.setattr(f"llama_index_memory_ext.store.{file}.PAGE_FACTS", 4)
         store.database.seconds = 0.05
         assert await book.aimport(exported) == 2_000
         store.database.seconds = store.operation_timeout
