@@ -16,7 +16,7 @@ from llama_index_memory_ext.memory.prompt import Prompt, assemble, read_prompt
 from llama_index_memory_ext.memory.stats import MemoryStats, read_stats
 from llama_index_memory_ext.store.cache import StoreCache
 from llama_index_memory_ext.store.readers import Readers
-from llama_index_memory_ext.store.rows import LogRow, Snapshot
+from llama_index_memory_ext.store.rows import LogPage, LogRow, Snapshot
 from llama_index_memory_ext.store.tables import ACTIVE, LAST_ID
 from llama_index_memory_ext.text.entries import body_of
 from llama_index_memory_ext.text.messages import storable
@@ -82,6 +82,11 @@ class PreviewReaders(Readers):
         self.question: LogRow | None = None
         self._positions: dict[str, int] = {}
 
+    async def unread(self, *request: Any, **options: Any) -> LogPage:
+        """Return the oldest unread rows; recall indexes the turn before the question, too."""
+        options["with_active"] = self.question is not None
+        return await super().unread(*request, **options)
+
     async def read_snapshot(self, key: str, reader: str, *request: Any) -> Snapshot:
         """Return the state of the session with the question. The session is open to a preview."""
         snapshot = await super().read_snapshot(key, reader, *request)
@@ -127,12 +132,12 @@ async def preview_prompt(
     memory.sql_store.readers = readers
     # Reading the record makes older messages leave it.
     prompt = await read_prompt(memory)
-    # The jobs index the messages that have left.
-    await memory.sql_store.jobs.stop()
     if question:
         data = storable(ChatMessage(question))
         readers.question = LogRow(LAST_ID, "user", data, time_ns(), ACTIVE)
-        prompt = await _ask(memory, store)
+        prompt = await read_prompt(memory)
+    # The jobs index the messages that have left.
+    await memory.sql_store.jobs.stop()
     parts = list(_parts_of(memory, prompt))
     tokens = Counter[str]()
     for part in parts:
@@ -170,22 +175,6 @@ def _memory_of(
     memory.session_id = session_id
     memory.facts_block.belong_to(namespace)
     return memory
-
-
-async def _ask(memory: CondensedMemory, store: MemoryStore) -> Prompt:
-    """Return the prompt for the question; the index has the turn before it, too."""
-    index = memory.condensed_block.index(memory.session_id)
-    if index is None:
-        prompt = await read_prompt(memory)
-        # The first prompt from which messages have left begins the index.
-        index = memory.condensed_block.index(memory.session_id)
-        if index is None:
-            return prompt
-    turn = await store.readers.find(memory.session_id, [ACTIVE])
-    index.add(turn)
-    prompt = await read_prompt(memory)
-    await memory.sql_store.jobs.stop()
-    return prompt
 
 
 def _parts_of(memory: CondensedMemory, prompt: Prompt) -> Iterator[Part]:
