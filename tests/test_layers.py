@@ -62,7 +62,7 @@ text        trim > limits > entries turns > messages parts > tokens       # mess
 ---
 words       tokens > asking dates pronouns > __init__                     # words
 ---
-background  jobs threads > recent loop > locks                            # threads, and work that no answer waits for
+background  registry > jobs threads > failures recent loop > locks        # threads, and work that no answer waits for
 ---
 .           settings > errors events                                      # what all of it uses
 """
@@ -304,7 +304,7 @@ def test_the_public_names_are_sorted_and_exist() -> None:
 # What importing the preset may load, by room: nothing that extracts, checks, sums up, deletes or reads said dates.
 LOADED_WITH_THE_PRESET = {
     "": "agent_view errors events fact settings",
-    "background": "jobs locks loop recent threads",
+    "background": "failures jobs locks loop recent registry threads",
     "blocks": "facts learning log_end record",
     "facts": "book concern explanation filters history lines ranking user_facts",
     "learning": "categories",

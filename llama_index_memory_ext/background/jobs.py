@@ -3,38 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Hashable
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
-from typing import Any, NamedTuple, Protocol, TypeAlias
-from weakref import WeakSet, WeakValueDictionary, finalize
+from typing import NamedTuple, TypeAlias
+from weakref import WeakValueDictionary
 
+from llama_index_memory_ext.background.failures import (
+    BackOff,
+    Failure,
+    log_failure,
+    seconds_until_retry,
+)
 from llama_index_memory_ext.background.locks import LOOK_SECONDS, at_fork
-from llama_index_memory_ext.background.loop import other_loop, spawn
+from llama_index_memory_ext.background.loop import spawn
 from llama_index_memory_ext.background.recent import Recent
 from llama_index_memory_ext.errors import NoModelError, WorkError
 from llama_index_memory_ext.events import (
     JobFailedEvent,
-    MemoryFailure,
-    is_handled,
     send,
     span,
 )
 
-logger = logging.getLogger(__name__)
-
-LONGEST_PAUSE_SECONDS = 300.0
 # The number of keys whose failures are remembered.
-_MOST_FAILURES = 1_000
+MOST_FAILURES = 1_000
 # The jobs of an owner that work at once: a model on a small server refuses more calls.
 _MOST_AT_ONCE = 8
 
-# The tasks of jobs in this process, in any event loop, that have neither ended nor
-# failed, each with the owner of its result and its session.
-running_jobs: dict[asyncio.Task[Any], tuple[tuple[str, ...], str]] = {}
+# The tasks of jobs in this process that have neither ended nor failed, in any event loop.
+running_jobs: dict[asyncio.Task[None], JobKey] = {}
 # The owners whose last job has failed, or took longer than a question waits: no
 # question waits until a job has succeeded.
 owners_not_waited_for: Recent[tuple[str, ...], bool] = Recent(1_000)
@@ -53,8 +52,8 @@ async def wait_for_owner(
     """
     tasks = [
         task
-        for task, (whose, session_id) in list(running_jobs.items())
-        if whose == owner and session_id != except_session
+        for task, key in list(running_jobs.items())
+        if key.owner == owner and key.session_id != except_session
     ]
     end = time.monotonic() + seconds
     while any(task in running_jobs for task in tasks) and not owners_not_waited_for.get(
@@ -77,59 +76,6 @@ class JobKey(NamedTuple):
     session_id: str
     reader: str = ""
     owner: tuple[str, ...] = ()
-
-
-class Stoppable(Protocol):
-    """An object with pending work in an event loop."""
-
-    async def stop(self, names: Collection[str] | None = None) -> None:
-        """Cancel the work of these sessions or users in this event loop; None: all of it."""
-
-
-@dataclass
-class BackOff:
-    """Counts failures in a row; each failure doubles the pause, up to 300 seconds."""
-
-    first_pause_seconds: float
-    failures: int = 0
-    resume_at: float = 0.0
-
-    @property
-    def pausing(self) -> bool:
-        """Whether a pause is under way."""
-        return time.monotonic() < self.resume_at
-
-    def failed(self) -> float:
-        """Count a failure, and return its pause in seconds."""
-        # More failures do not lengthen the pause, and a larger power of 2 may be no
-        # float.
-        pause = min(
-            self.first_pause_seconds * 2.0 ** min(self.failures, 30),
-            LONGEST_PAUSE_SECONDS,
-        )
-        self.failures += 1
-        self.resume_at = time.monotonic() + pause
-        return pause
-
-    def succeeded(self) -> None:
-        """Let the next pause be a short one again; within a pause nothing changes."""
-        if not self.pausing:
-            self.failures = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """The last failure of a job.
-
-    ``failures``: the number in a row. ``error``: the type of the error. ``at``: the
-    time (UTC). ``retry_at``: the job is not tried again before; None: the next start
-    tries again.
-    """
-
-    failures: int
-    error: str
-    at: datetime
-    retry_at: datetime | None = None
 
 
 @dataclass
@@ -163,7 +109,7 @@ class Jobs:
         self._event = event
         # A loop is part of the key, because only tasks of that loop can wait for a job.
         self._jobs: dict[tuple[asyncio.AbstractEventLoop, JobKey], _Job] = {}
-        self._failures: Recent[JobKey, Failure | None] = Recent(_MOST_FAILURES)
+        self._failures: Recent[JobKey, Failure | None] = Recent(MOST_FAILURES)
         # The starts that wait for a quiet time. A timer keeps no event loop running.
         self._timers: dict[
             tuple[asyncio.AbstractEventLoop, JobKey], asyncio.TimerHandle
@@ -189,7 +135,7 @@ class Jobs:
             return
         self._drop_closed_loops()
         self._jobs[here] = job = _Job(work, pause_seconds, spawn(self._run(key)))
-        running_jobs[job.task] = (key.owner, key.session_id)
+        running_jobs[job.task] = key
 
         def remove(task: asyncio.Task[None]) -> None:
             running_jobs.pop(task, None)
@@ -276,16 +222,14 @@ class Jobs:
             if loop is here and (names is None or key.session_id in names)
         }
 
-    def _slots_of(self, key: JobKey) -> asyncio.Semaphore:
-        """Return the limit of the jobs of an owner in this event loop; a key without an owner has a limit alone."""
-        place = (asyncio.get_running_loop(), key.owner or key)
-        return self._slots.setdefault(place, asyncio.Semaphore(_MOST_AT_ONCE))
-
     async def _run(self, key: JobKey) -> None:
-        job = self._jobs[asyncio.get_running_loop(), key]
-        slots = self._slots_of(key)
+        loop = asyncio.get_running_loop()
+        job = self._jobs[loop, key]
+        # A job without an owner has a limit alone.
+        place = (loop, key.owner or key)
+        slots = self._slots.setdefault(place, asyncio.Semaphore(_MOST_AT_ONCE))
         while job.again:
-            pause = _seconds_until_retry(self._failures.get(key))
+            pause = seconds_until_retry(self._failures.get(key))
             if pause > 0:
                 if job.awaited:
                     return
@@ -354,84 +298,3 @@ class Jobs:
 def _is_of_ending(error: Exception) -> bool:
     """Return whether Python has refused a thread because the program ends."""
     return isinstance(error, RuntimeError) and "shutdown" in str(error)
-
-
-class JobRegistry:
-    """The jobs of all memories on one store, so that work is done once, and can be cancelled together.
-
-    A web application makes a memory for each request. If each memory had separate jobs,
-    each would call a failing model again.
-    """
-
-    def __init__(self) -> None:
-        # Sessions of this process with finished turns that were not read for facts yet.
-        self.unread: set[str] = set()
-        # The last row of each session that has left the record, as this process shows it.
-        self.last_left: Recent[str, int] = Recent(_MOST_FAILURES)
-        # Sessions of this process whose last question has no answer yet.
-        self.asked: set[str] = set()
-        # The jobs that read all that is unread at their next run.
-        self.needed: set[JobKey] = set()
-        finalize(self, _tell_unread, self.unread)
-        self._jobs: dict[str, Jobs] = {}
-        self._watched: WeakSet[Stoppable] = WeakSet()
-
-    def jobs(
-        self, kind: str, failed: str, event: type[JobFailedEvent] | None = None
-    ) -> Jobs:
-        """Return the jobs of a kind, the same object in each call."""
-        return self._jobs.setdefault(kind, Jobs(kind, failed, event))
-
-    def watch(self, work: Stoppable) -> None:
-        """Let ``stop`` cancel this work too, as long as its object exists."""
-        self._watched.add(work)
-
-    async def wait_for_session(self, session_id: str) -> None:
-        """Wait until the jobs of a session in this event loop have ended; a pausing job is cancelled."""
-        await asyncio.gather(
-            *(jobs.wait(JobKey(session_id)) for jobs in list(self._jobs.values()))
-        )
-
-    async def stop(self, names: Collection[str] | None = None) -> None:
-        """Cancel the work of these sessions and users, here and in synchronous calls; None: all work."""
-
-        async def stop_here() -> None:
-            for work in [*self._jobs.values(), *self._watched]:
-                await work.stop(names)
-
-        await stop_here()
-        loop = other_loop()
-        if loop is not None:
-            await asyncio.wrap_future(
-                asyncio.run_coroutine_threadsafe(stop_here(), loop)
-            )
-
-
-def log_failure(failed: str, session_id: str, error: Exception, outcome: str) -> None:
-    """Pass a failure to ``on_error`` of the memory, or else log it in one line, without texts."""
-    reason = type(error).__name__
-    if is_handled(MemoryFailure(failed, reason, outcome, session_id)):
-        return
-    if isinstance(error, NoModelError):
-        reason = str(error)
-    logger.warning("%s (session %r, %s); %s.", failed, session_id, reason, outcome)
-
-
-def _tell_unread(sessions: set[str]) -> None:
-    """Log one warning when a store is collected, or the program ends, before all turns were read for facts."""
-    if sessions:
-        logger.warning(
-            "No facts were extracted from the last turns of session %r%s. They are stored, and the next start of a "
-            "memory of this user reads them. To have them read at once, end with `await memory.aclose()`.",
-            min(sessions),
-            f" and {len(sessions) - 1} more" if len(sessions) > 1 else "",
-        )
-
-
-def _seconds_until_retry(failure: Failure | None) -> float:
-    """Return the seconds until a job may run again; 0 or less: it may run now."""
-    if failure is None or failure.retry_at is None:
-        return 0
-    seconds = (failure.retry_at - datetime.now(timezone.utc)).total_seconds()
-    # The clock may have been set back.
-    return min(seconds, LONGEST_PAUSE_SECONDS)

@@ -19,7 +19,7 @@ from llama_index.core.bridge.pydantic import (
 from llama_index.core.llms.llm import LLM
 from llama_index.core.memory import BaseMemoryBlock
 
-from llama_index_memory_ext.background.jobs import Failure, JobKey, Jobs
+from llama_index_memory_ext.background.jobs import JobKey, Jobs
 from llama_index_memory_ext.background.recent import Recent
 from llama_index_memory_ext.errors import NoModelError
 from llama_index_memory_ext.models.ask import Usage, llm_of_settings, without_history
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from datetime import datetime, tzinfo
 
     from typing_extensions import Self
+
+    from llama_index_memory_ext.background.failures import Failure
 
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
-from llama_index_memory_ext.background.jobs import log_failure
+from llama_index_memory_ext.background.failures import log_failure
 from llama_index_memory_ext.background.locks import lock_for
 from llama_index_memory_ext.errors import StoreError, blame_of
 

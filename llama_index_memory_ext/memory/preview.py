@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.base.llms.types import ChatMessage
 
-from llama_index_memory_ext.background.jobs import JobRegistry
+from llama_index_memory_ext.background.registry import JobRegistry
 from llama_index_memory_ext.facts.ranking import PROFILE_NAME
 from llama_index_memory_ext.memory.condensed_memory import CondensedMemory
 from llama_index_memory_ext.memory.prompt import Prompt, assemble, read_prompt

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict
 
-from llama_index_memory_ext.background.jobs import Failure
+from llama_index_memory_ext.background.failures import Failure
 from llama_index_memory_ext.fact import SetAside
 from llama_index_memory_ext.models.ask import Usage
 from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, display_name

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 
-from llama_index_memory_ext.background.jobs import log_failure
+from llama_index_memory_ext.background.failures import log_failure
 from llama_index_memory_ext.background.locks import LOOK_SECONDS, at_fork, lock_for
 from llama_index_memory_ext.errors import (
     SessionOwnerError,

@@ -12,7 +12,7 @@ import numpy as np
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from numpy.typing import NDArray
 
-from llama_index_memory_ext.background.jobs import BackOff
+from llama_index_memory_ext.background.failures import BackOff
 from llama_index_memory_ext.background.locks import lock_for, thread_lock
 from llama_index_memory_ext.background.loop import spawn
 from llama_index_memory_ext.background.recent import Recent

@@ -17,8 +17,8 @@ from llama_index.core.storage.chat_store.sql import (
     SQLAlchemyChatStore,
 )
 
-from llama_index_memory_ext.background.jobs import JobRegistry
 from llama_index_memory_ext.background.loop import run
+from llama_index_memory_ext.background.registry import JobRegistry
 from llama_index_memory_ext.errors import EncryptionError, SettingError, StoreError
 from llama_index_memory_ext.settings import build_checked, describe_value
 from llama_index_memory_ext.store.address import (

@@ -10,16 +10,14 @@ from functools import partial
 import pytest
 
 from llama_index_memory_ext import CondensedMemory, MemoryStore
-from llama_index_memory_ext.background.jobs import (
+from llama_index_memory_ext.background.failures import (
     LONGEST_PAUSE_SECONDS,
     BackOff,
     Failure,
-    JobKey,
-    JobRegistry,
-    Jobs,
-    _seconds_until_retry,
-    wait_for_owner,
+    seconds_until_retry,
 )
+from llama_index_memory_ext.background.jobs import JobKey, Jobs, wait_for_owner
+from llama_index_memory_ext.background.registry import JobRegistry
 from llama_index_memory_ext.blocks import LogBlock
 from tests.conversation import assistant, user
 from tests.openai_server import Message
@@ -122,7 +120,7 @@ def test_each_pause_is_twice_as_long_as_the_one_before_up_to_five_minutes() -> N
 def test_a_clock_that_was_set_back_lengthens_no_pause() -> None:
     tomorrow = datetime.now(timezone.utc) + timedelta(days=1)
     failure = Failure(1, "ConnectionError", tomorrow, retry_at=tomorrow)
-    assert _seconds_until_retry(failure) == LONGEST_PAUSE_SECONDS
+    assert seconds_until_retry(failure) == LONGEST_PAUSE_SECONDS
 
 
 async def test_memories_that_come_and_go_do_not_ask_a_failing_model_each_for_itself(
