@@ -20,9 +20,9 @@ _FIELDS = re.compile(
 # Members of the blocks that only the memory uses.
 _OF_THE_MEMORY = re.compile(
     r"model_post_init|view|jobs|all_jobs|usage|window|extractor|finish|release|belong_to"
-    r"|known_llm|chosen_llm|namespace_of|atruncate|aselect|apropose|aopen|amedia|ameasure"
-    r"|last_seen|used_tools|failures_of|job_key|recall_limit|profile_limit"
-    r"|(?:anotice|await_|readers?_|profile_reader_)\w*"
+    r"|known_llm|chosen_llm|namespace_of|atruncate|aselect|aopen|amedia|ameasure"
+    r"|used_tools|failures_of|job_key|recall_limit|profile_limit"
+    r"|(?:anotice|await_|readers?_)\w*"
 )
 
 

@@ -308,9 +308,7 @@ class RelevantFactsBlock(LearningBlock):
         lines = [replace(line_of[entry.fact.id], sources=(entry,)) for entry in entries]
         section = counted_section(lines, self.tokenizer_fn)
         # By some tokenizers a text has more tokens than its lines.
-        if section.tokens > limit:
-            return section.without(section.tokens - limit, self.tokenizer_fn)
-        return section
+        return section.without(section.tokens - limit, self.tokenizer_fn)
 
     def _announce(
         self,
@@ -375,7 +373,8 @@ class RelevantFactsBlock(LearningBlock):
         remaining = self._limit_within(PROFILE_NAME, self.profile_limit)
         if record is None or not remaining:
             return Surroundings(self._limit_within(self.name, self.token_limit))
-        reader = self.profile_reader_of(record.session_id)
+        # The choice of the profile is stored as the state of a reader.
+        reader = f"{PROFILE_READER}{self.reader_of(record.session_id)}"
         limit = self.token_limit
         profile = []
         for fact in await user_facts.profile(reader, record, remaining, _WEIGHTS):
@@ -454,10 +453,6 @@ class RelevantFactsBlock(LearningBlock):
 
     def _last_prompt(self, session_id: str) -> _LastPrompt:
         return self._prompts.get(session_id) or _LastPrompt()
-
-    def profile_reader_of(self, session_id: str) -> str:
-        """Return the name of the cursor that stores the choice of the profile in a session."""
-        return f"{PROFILE_READER}{self.reader_of(session_id)}"
 
     def extractor(self, session_id: str, *, at_once: bool = False) -> Extractor:
         """Return the extractor of a session. ``at_once``: a turn that fails is tried again without a pause."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import suppress
 from functools import partial
 from time import perf_counter
@@ -99,13 +100,6 @@ class _RecordLimits(NamedTuple):
     summary_tokens: int
     recall_tokens: int
     sticky_tokens: int
-
-
-class _ConfiguredSearch(NamedTuple):
-    """A search, and the values of the block's fields for which it was made."""
-
-    fields: dict[str, Any]
-    search: MessageSearch
 
 
 class CondensedMemoryBlock(LogBlock):
@@ -210,7 +204,8 @@ class CondensedMemoryBlock(LogBlock):
         description="Turns before a cut whose tool results stay; each older result becomes a line with its size. The "
         "calls stay, and a search finds the whole results. None: all stay.",
     )
-    _configured: _ConfiguredSearch | None = PrivateAttr(default=None)
+    # The failures of indexes by type, each of which is logged once.
+    _failures: Counter[str] = PrivateAttr(default_factory=Counter)
 
     @field_validator("sticky_token_limit")
     @classmethod
@@ -290,11 +285,6 @@ class CondensedMemoryBlock(LogBlock):
         if self.summarize:
             work = self._summarising(session_id)
             await self.jobs.finish(self.job_key(session_id), work)
-
-    def last_seen(self, session_id: str = DEFAULT_SESSION_ID) -> int:
-        """Return the id of the last row that the record has read; 0 if this process has not read the session."""
-        window = self.window(session_id)
-        return window.seen.last_id if window else 0
 
     def window(self, session_id: str = DEFAULT_SESSION_ID) -> Window | None:
         """Return the window of the record as this process has read it last; None if it has not."""
@@ -418,14 +408,9 @@ class CondensedMemoryBlock(LogBlock):
 
     @property
     def _search(self) -> MessageSearch:
-        """The search over the log, with the reader of the record. A changed field makes a new search."""
-        fields = {**self.__dict__, "llm": None, "embed_model": id(self.embed_model)}
-        if self._configured is None or self._configured.fields != fields:
-            search = MessageSearch(
-                self._make_reader(), embed_model_of(self.embed_model)
-            )
-            self._configured = _ConfiguredSearch(fields, search)
-        return self._configured.search
+        """The search over the log, with the reader of the record, by the present fields."""
+        model = embed_model_of(self.embed_model)
+        return MessageSearch(self._make_reader(), model, self._failures)
 
     def _make_reader(self) -> RecordReader:
         tags = self.tokenizer_fn.count(f"<{self.name}>\n</{self.name}>\n")
@@ -449,12 +434,6 @@ class CondensedMemoryBlock(LogBlock):
             keep_tool_results=self.keep_tool_results,
             languages=checked_languages(self.languages),
         )
-
-    def __getstate__(self) -> dict[Any, Any]:
-        state = super().__getstate__()
-        # The search holds the model, and is made anew.
-        state["__pydantic_private__"]["_configured"] = None
-        return state
 
     def _summarising(self, session_id: str) -> Callable[[], Awaitable[None]]:
         # Imported here, because only a block with a running summary needs it.

@@ -74,13 +74,11 @@ class Prompt(NamedTuple):
     """A turn, and the content of the memory for it.
 
     ``media``: pictures, sounds and documents of earlier turns, sent again.
-    ``sources``: the facts and recalled messages in it.
     """
 
     turn: Turn
     fitted: _FittedContents
     media: list[ContentBlock]
-    sources: MemorySearchResult
 
 
 async def _read_turn(memory: MemoryFields, question: ChatMessage | None) -> Turn:
@@ -118,11 +116,12 @@ async def _is_in_log(memory: MemoryFields, question: ChatMessage) -> bool:
 async def _read_snapshot(memory: MemoryFields) -> Snapshot:
     """Return the state of the session; a SessionOwnerError if it is closed to the user."""
     record = memory.condensed_block
+    window = record.window(memory.session_id)
     access = access_of(memory)
     snapshot = await memory.sql_store.readers.read_snapshot(
         memory.session_id,
         record.name,
-        record.last_seen(memory.session_id),
+        window.seen.last_id if window else 0,
         memory.facts_block.namespace_of(memory.session_id),
         access,
     )
@@ -158,8 +157,7 @@ async def read_prompt(
     media = await memory.condensed_block.amedia(
         memory.session_id, roles, fitted.tokens_left, partial(tokens_of_message, memory)
     )
-    sources = _sources_in(memory, fitted.contents)
-    return Prompt(turn, fitted, media, sources)
+    return Prompt(turn, fitted, media)
 
 
 async def _ask_blocks(
@@ -314,7 +312,7 @@ def assemble(memory: MemoryFields, prompt: Prompt) -> list[ChatMessage]:
     """Return the messages for the model; the memory keeps their sources and a hash of the question."""
     turn = prompt.turn
     fitted = prompt.fitted
-    turn_messages = [template.without_our_tags(message) for message in turn.messages]
+    turn_messages = [template.prepare_to_send(message) for message in turn.messages]
     question = template.last_question(turn_messages)
     if turn.question_follows:
         messages = list(fitted.messages)
@@ -330,10 +328,12 @@ def assemble(memory: MemoryFields, prompt: Prompt) -> list[ChatMessage]:
         )
     # An agent reads the memory once more after its answer, and sends that to no model.
     if not turn_messages or turn_messages[-1].role != MessageRole.ASSISTANT:
-        memory._last_sources = prompt.sources
-    goes_on = _goes_on(memory, turn.messages)
+        memory._last_sources = _sources_in(memory, fitted.contents)
+    question_hash = hash(body_of(turn.messages[0])) if turn.messages else 0
+    expects_tools = _expects_tools(memory, question_hash)
+    memory._question_hash = question_hash
     template.mark_for_cache(
-        messages, memory.session_id, memory.cache_points, goes_on=goes_on
+        messages, memory.session_id, memory.cache_points, expects_tools=expects_tools
     )
     for message, row in zip(turn_messages, turn.snapshot.active, strict=False):
         # A result of a tool goes to the model with the role that the program gave it.
@@ -342,17 +342,15 @@ def assemble(memory: MemoryFields, prompt: Prompt) -> list[ChatMessage]:
     return [template.without_blank_texts(message) for message in messages]
 
 
-def _goes_on(memory: MemoryFields, turn: list[ChatMessage]) -> bool:
-    """Keep the hash of the question; return whether the model is expected to be asked again in this turn.
+def _expects_tools(memory: MemoryFields, question_hash: int) -> bool:
+    """Return whether the model is expected to be asked again in the turn of a question; its hash is 0 for no turn.
 
     An agent asks again after each tool call, and may not put the results. An agent that
     used tools in the last turn is expected to use them again.
     """
-    last_hash = memory._question_hash
-    memory._question_hash = hash(body_of(turn[0])) if turn else 0
-    if not turn:
+    if not question_hash:
         return False
-    is_asked_again = memory._question_hash == last_hash
+    is_asked_again = question_hash == memory._question_hash
     return is_asked_again or memory.condensed_block.used_tools(memory.session_id)
 
 

@@ -52,31 +52,24 @@ class MemoryBlocksTemplate(RichPromptTemplate):
         The tags join the texts next to them. Text blocks of one memory block stay
         apart, for prompt caches.
         """
-        return [
-            ChatMessage(role=MessageRole.USER, blocks=_tagged(kwargs["memory_blocks"]))
-        ]
-
-
-def _tagged(
-    memory_blocks: Sequence[tuple[str, list[ContentBlock]]],
-) -> list[ContentBlock]:
-    content: list[ContentBlock] = []
-    text = "<memory>\n"
-    for name, blocks in memory_blocks:
-        text += f"<{name}>\n"
-        for i, block in enumerate(blocks):
-            if text and (i > 0 or not isinstance(block, TextBlock)):
-                content.append(TextBlock(text=text))
-                text = ""
-            if isinstance(block, TextBlock):
-                text += block.text
-                if block.text and not text.endswith("\n"):
-                    text += "\n"
-            else:
-                content.append(block)
-        text += f"</{name}>\n"
-    text += "</memory>\n\n"
-    return [*content, TextBlock(text=text)]
+        content: list[ContentBlock] = []
+        text = "<memory>\n"
+        for name, blocks in kwargs["memory_blocks"]:
+            text += f"<{name}>\n"
+            for i, block in enumerate(blocks):
+                if text and (i > 0 or not isinstance(block, TextBlock)):
+                    content.append(TextBlock(text=text))
+                    text = ""
+                if isinstance(block, TextBlock):
+                    text += block.text
+                    if block.text and not text.endswith("\n"):
+                        text += "\n"
+                else:
+                    content.append(block)
+            text += f"</{name}>\n"
+        text += "</memory>\n\n"
+        content.append(TextBlock(text=text))
+        return [ChatMessage(role=MessageRole.USER, blocks=content)]
 
 
 def with_cache_points(
@@ -117,9 +110,6 @@ def joined(
     """
     if not memory_blocks:
         return []
-    if type(template) is MemoryBlocksTemplate:
-        # A ChatMessage would validate each block again.
-        return _tagged(memory_blocks)
     messages = template.format_messages(memory_blocks=memory_blocks)
     content = list(messages[0].blocks)
     last = content[-1] if content else None
@@ -183,7 +173,7 @@ def without_blank_texts(message: ChatMessage) -> ChatMessage:
     return message.model_copy(update={"blocks": blocks})
 
 
-def without_our_tags(message: ChatMessage) -> ChatMessage:
+def prepare_to_send(message: ChatMessage) -> ChatMessage:
     """Return the message without ``message_id`` and ``user_id``, which some integrations would send.
 
     In a user's text our tags are escaped, because the record stands in the same
@@ -192,7 +182,7 @@ def without_our_tags(message: ChatMessage) -> ChatMessage:
     kwargs = message.additional_kwargs
     blocks = message.blocks
     if message.role == MessageRole.USER:
-        blocks = [_without_our_tags(block) for block in blocks]
+        blocks = [_with_escaped_tags(block) for block in blocks]
     elif not kwargs.keys() & {ID_KEY, SPEAKER_KEY}:
         return message
     unsent = {ID_KEY, SPEAKER_KEY}
@@ -203,7 +193,7 @@ def without_our_tags(message: ChatMessage) -> ChatMessage:
     return ChatMessage(role=message.role, blocks=blocks, additional_kwargs=kwargs)
 
 
-def _without_our_tags(block: ContentBlock) -> ContentBlock:
+def _with_escaped_tags(block: ContentBlock) -> ContentBlock:
     if isinstance(block, TextBlock):
         return TextBlock(text=escape_tags(block.text))
     return block
@@ -214,16 +204,16 @@ def mark_for_cache(
     session_id: str,
     cache_points: CachePoints,
     *,
-    goes_on: bool,
+    expects_tools: bool,
 ) -> None:
     """Give each message with a cache point the session's name, by which OpenAI finds its cache.
 
-    If the turn ``goes_on`` with tools, end its question with a cache point. Anthropic
-    needs a free cache point of the four where a request marks the end of the prompt.
+    If the turn ``expects_tools``, end its question with a cache point. Anthropic needs
+    a free cache point of the four where a request marks the end of the prompt.
     """
     if not cache_points:
         return
-    if goes_on and cache_points_in(messages) < MOST_CACHE_POINTS - 1:
+    if expects_tools and cache_points_in(messages) < MOST_CACHE_POINTS - 1:
         question = last_question(messages)
         blocks = question.blocks if question else []
         if question and blocks and not isinstance(blocks[-1], CachePoint):
