@@ -33,7 +33,7 @@ apps/cli    __init__                                                      # word
 agents      tools > retriever > contexts                                  # memory as an agent's tools
 ---
 memory      preview > condensed_memory > backfill moving prompt stats > writing >
-            fields > settings > search template                        # preset
+            runs > fields > settings > search template                 # preset
 ---
 blocks      record facts > learning log_end                               # the doors for LlamaIndex
 ---
@@ -308,7 +308,7 @@ LOADED_WITH_THE_PRESET = {
     "blocks": "facts learning log_end record",
     "facts": "book concern explanation filters history lines ranking user_facts",
     "learning": "categories",
-    "memory": "condensed_memory fields prompt search settings template writing",
+    "memory": "condensed_memory fields prompt runs search settings template writing",
     "models": "ask local_embeddings",
     "record": "cache_points index media reader recall sticky text window",
     "search": "embeddings tfidf",

@@ -291,7 +291,8 @@ class LogBlock(BaseMemoryBlock[str]):
         try:
             await self.finish()
         finally:
-            await self.release()
+            if self.store is None:
+                await self._store.aclose()
 
     async def finish(self) -> None:
         """Flush the sessions that this block has seen, for at most 30 seconds."""
@@ -303,11 +304,6 @@ class LogBlock(BaseMemoryBlock[str]):
                 self.name,
             )
         self._seen.clear()
-
-    async def release(self) -> None:
-        """Close a private store without flushing."""
-        if self.store is None:
-            await self._store.aclose()
 
 
 @cache

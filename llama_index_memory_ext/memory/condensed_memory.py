@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence  # noqa: TC003 - programs read the types of MemoryOptions
+from dataclasses import replace
 from datetime import tzinfo  # noqa: TC003 - the same
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,11 +20,8 @@ from llama_index_memory_ext.blocks.record import CondensedMemoryBlock, Condensed
 from llama_index_memory_ext.errors import StoreError
 from llama_index_memory_ext.memory.fields import ErrorHandler, MemoryFields, Redact
 from llama_index_memory_ext.memory.prompt import assemble, read_prompt
-from llama_index_memory_ext.memory.search import (
-    MemorySearchResult,
-    check_search,
-    search_session,
-)
+from llama_index_memory_ext.memory.runs import single_run
+from llama_index_memory_ext.memory.search import MemorySearchResult, check_search
 from llama_index_memory_ext.memory.settings import (
     StorePlace,
     check_cache_points,
@@ -32,7 +30,7 @@ from llama_index_memory_ext.memory.settings import (
     session_id_for,
     settings_of,
     store_for,
-    warn_without_summary_model,
+    warn_of_model,
     with_further_blocks,
 )
 from llama_index_memory_ext.memory.template import MemoryBlocksTemplate
@@ -43,13 +41,12 @@ from llama_index_memory_ext.memory.writing import (
     flush,
     plan_flush,
     put,
-    single_run,
     stored_form,
     stored_question,
+    wait_for_jobs,
 )
-from llama_index_memory_ext.models.ask import warn_of_server_history
 from llama_index_memory_ext.record.cache_points import CachePoints  # noqa: TC001
-from llama_index_memory_ext.settings import check_names, unpacked
+from llama_index_memory_ext.settings import check_names, check_text, unpacked
 from llama_index_memory_ext.store import DEFAULT_TABLE_NAME, MemoryStore
 from llama_index_memory_ext.store.rows import SessionAccess
 from llama_index_memory_ext.text.entries import MEDIA_TOKENS
@@ -76,15 +73,8 @@ if TYPE_CHECKING:
 _WAITS = ", then wait for extraction, summary and embeddings of this session"
 
 
-async def _wait_for_jobs(memory: CondensedMemory) -> None:
-    await memory.sql_store.jobs.wait_for_session(memory.session_id)
-
-
 class MemoryOptions(CondensedOptions, FactsOptions, total=False):
-    """The settings of a memory and of its blocks that ``CondensedMemory.from_defaults`` takes by name.
-
-    ``help`` of that function documents them.
-    """
+    """The settings of a memory and its blocks that ``from_defaults`` takes by name; its ``help`` documents them."""
 
     user_id: str | None
     shared: bool
@@ -270,9 +260,8 @@ class CondensedMemory(MemoryFields):
             video_token_size_estimate=video_token_size_estimate,
             **settings_of(MemoryFields, settings),
         )
-        warn_without_summary_model(record_block)
+        warn_of_model(record_block)
         memory._owns_store = chat_store is None or temporary
-        warn_of_server_history(facts_block.known_llm())
         if chat_history is not None:
             memory.set(chat_history)
         return memory
@@ -402,13 +391,19 @@ class CondensedMemory(MemoryFields):
         """
         await self.acheck_session()
         check_search(similarity_top_k, facts=facts, messages=messages)
-        return await search_session(
-            question,
-            self.session_id,
-            similarity_top_k,
-            facts=self.facts if facts else None,
-            record=self.condensed_block if messages else None,
-        )
+        check_text("question", question)
+        result = MemorySearchResult()
+        if facts:
+            ranked = await self.facts.asearch(
+                question, similarity_top_k=similarity_top_k
+            )
+            result = replace(result, facts=tuple(ranked))
+        if messages and question.strip():
+            similar = await self.condensed_block.asearch(
+                question, session_id=self.session_id, most=similarity_top_k
+            )
+            result = replace(result, messages=tuple(similar))
+        return result
 
     def last_used(self) -> MemorySearchResult:
         """Return the facts and the recalled messages in the last prompt of this memory, in their order.
@@ -572,8 +567,8 @@ class CondensedMemory(MemoryFields):
             )
 
     # The synchronous twins.
-    put = in_sync(aput, after=_wait_for_jobs, note=_WAITS)
-    put_messages = in_sync(aput_messages, after=_wait_for_jobs, note=_WAITS)
+    put = in_sync(aput, after=wait_for_jobs, note=_WAITS)
+    put_messages = in_sync(aput_messages, after=wait_for_jobs, note=_WAITS)
     set = in_sync(aset)
     reset = in_sync(areset)
     flush = in_sync(aflush)
@@ -582,7 +577,7 @@ class CondensedMemory(MemoryFields):
     stats = in_sync(astats)
     search = in_sync(asearch)
     close = in_sync(aclose)
-    import_ = in_sync(aimport, after=_wait_for_jobs, note=_WAITS)
+    import_ = in_sync(aimport, after=wait_for_jobs, note=_WAITS)
     export = in_sync(aexport)
     backfill = in_sync(abackfill)
     branch = in_sync(abranch)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from llama_index_memory_ext.errors import MessageError, SettingError
 from llama_index_memory_ext.formats import messages_to_json, moved_from_json
-from llama_index_memory_ext.memory.writing import M, access_of, put
+from llama_index_memory_ext.memory.writing import access_of, put
 from llama_index_memory_ext.settings import check_id
 from llama_index_memory_ext.store.links import link_session
 from llama_index_memory_ext.text.messages import speaker_of
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from llama_index_memory_ext.memory.fields import MemoryFields
+    from llama_index_memory_ext.memory.runs import M
 
 
 async def import_json(

@@ -329,7 +329,7 @@ def assemble(memory: MemoryFields, prompt: Prompt) -> list[ChatMessage]:
     # An agent reads the memory once more after its answer, and sends that to no model.
     if not turn_messages or turn_messages[-1].role != MessageRole.ASSISTANT:
         memory._last_sources = _sources_in(memory, fitted.contents)
-    question_hash = hash(body_of(turn.messages[0])) if turn.messages else 0
+    question_hash = _hash_of_question(turn)
     expects_tools = _expects_tools(memory, question_hash)
     memory._question_hash = question_hash
     template.mark_for_cache(
@@ -340,6 +340,10 @@ def assemble(memory: MemoryFields, prompt: Prompt) -> list[ChatMessage]:
         if row.is_code_output:
             message.role = MessageRole.USER
     return [template.without_blank_texts(message) for message in messages]
+
+
+def _hash_of_question(turn: Turn) -> int:
+    return hash(body_of(turn.messages[0])) if turn.messages else 0
 
 
 def _expects_tools(memory: MemoryFields, question_hash: int) -> bool:

@@ -1,4 +1,4 @@
-"""The result of a search in the facts of a user and the messages of a session."""
+"""The result of a search in the facts of a user and the messages of a session, and the checks of what is searched."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.facts.lines import days_of
 from llama_index_memory_ext.facts.ranking import IN_PROFILE, RankedFact
-from llama_index_memory_ext.settings import check_count, check_text
+from llama_index_memory_ext.settings import check_count
 
 if TYPE_CHECKING:
-    from llama_index_memory_ext.blocks.record import CondensedMemoryBlock
-    from llama_index_memory_ext.facts.book import FactBook
     from llama_index_memory_ext.record.recall import FoundMessage
 
 
@@ -48,27 +46,6 @@ class MemorySearchResult:
 
 def _line(score: float, labels: list[str], text: str) -> str:
     return f"{score:.2f}  {', '.join(filter(None, labels))}: {' '.join(text.split())}"
-
-
-async def search_session(
-    question: str,
-    session_id: str,
-    similarity_top_k: int,
-    *,
-    facts: FactBook | None,
-    record: CondensedMemoryBlock | None,
-) -> MemorySearchResult:
-    """Return the facts and the messages that match a question, best first."""
-    check_text("question", question)
-    ranked: list[RankedFact] = []
-    similar: list[FoundMessage] = []
-    if facts:
-        ranked = await facts.asearch(question, similarity_top_k=similarity_top_k)
-    if record and question.strip():
-        similar = await record.asearch(
-            question, session_id=session_id, most=similarity_top_k
-        )
-    return MemorySearchResult(tuple(ranked), tuple(similar))
 
 
 def check_search(similarity_top_k: int, *, facts: bool, messages: bool) -> None:

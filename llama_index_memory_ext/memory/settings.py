@@ -20,6 +20,7 @@ from llama_index_memory_ext.models.ask import context_window as window_of
 from llama_index_memory_ext.models.ask import (
     llm_of_settings,
     name_of,
+    warn_of_server_history,
     warn_without_cache_points,
 )
 from llama_index_memory_ext.record.text import MIN_ROOM
@@ -225,13 +226,15 @@ def check_history(chat_history: object) -> None:
         )
 
 
-def warn_without_summary_model(record_block: CondensedMemoryBlock) -> None:
-    """Log a warning if a record with summaries has no model for them."""
-    if record_block.summarize and record_block.known_llm() is None:
+def warn_of_model(record_block: CondensedMemoryBlock) -> None:
+    """Log a warning if a record with summaries has no model, or the server of the model keeps a history."""
+    llm = record_block.known_llm()
+    if record_block.summarize and llm is None:
         logger.warning(
             "summarize=True has no model, so messages that leave the record are not summarised. Pass llm=..., such "
             'as llm=OpenAI(model="gpt-4o-mini"), or set Settings.llm.'
         )
+    warn_of_server_history(llm)
 
 
 def settings_of(kind: type[BaseModel], settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,20 +5,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import asynccontextmanager
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 
 from llama_index_memory_ext.background.failures import log_failure
-from llama_index_memory_ext.background.locks import LOOK_SECONDS, at_fork, lock_for
 from llama_index_memory_ext.errors import (
     SessionOwnerError,
     StoreError,
     StoreTimeoutError,
-    TurnError,
 )
+from llama_index_memory_ext.memory.runs import has_run
 from llama_index_memory_ext.record.media import has_answer_before_question
 from llama_index_memory_ext.store.rows import SessionAccess
 from llama_index_memory_ext.text.entries import (
@@ -36,13 +34,11 @@ from llama_index_memory_ext.text.turns import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import Sequence
 
     from llama_index_memory_ext.memory.fields import MemoryFields
 
 logger = logging.getLogger(__name__)
-
-M = TypeVar("M", bound="MemoryFields")
 
 
 def access_of(memory: MemoryFields) -> SessionAccess:
@@ -113,21 +109,25 @@ async def flush(memory: MemoryFields, plan: Plan) -> None:
         await block.aflush(memory.session_id)
 
 
+async def wait_for_jobs(memory: MemoryFields) -> None:
+    """Wait until the jobs of the session have ended."""
+    await memory.sql_store.jobs.wait_for_session(memory.session_id)
+
+
 async def close(memory: MemoryFields) -> None:
     """Flush, and close what the memory has opened."""
     uses_store = memory._owns_store and memory.sql_store.database.engine
     if not (memory._is_used or uses_store):
         warn_of_unused()
-    facts = memory.facts_block
     try:
         if not memory.sql_store.database.is_gone:
             await _finish(memory)
     finally:
-        await facts.release()
         if memory._owns_store:
             await memory.sql_store.aclose()
-        if memory.temporary and facts.store:
-            await facts.store.aclose()
+        facts_store = memory.facts_block.store
+        if memory.temporary and facts_store:
+            await facts_store.aclose()
 
 
 async def _finish(memory: MemoryFields) -> None:
@@ -220,7 +220,7 @@ async def write(
 def _plan_question(memory: MemoryFields, messages: Sequence[ChatMessage]) -> int:
     """Return the plan of ``plan_flush``; warn if the question before the last one has no answer."""
     roles = [message.role.value for message in messages]
-    is_guarded = memory.shared or run_name(memory) in _holders
+    is_guarded = memory.shared or has_run(memory)
     if not is_guarded and not has_answer_before_question(roles):
         _warn_of_two_runs()
     return plan_flush(memory, messages)
@@ -233,45 +233,6 @@ def plan_flush(memory: MemoryFields, messages: Sequence[ChatMessage]) -> int:
         return count_leaving(messages)
     limit = int(memory.token_limit * ratio)
     return count_leaving(messages, limit, partial(tokens_of_message, memory))
-
-
-def run_name(memory: MemoryFields) -> tuple[str, ...]:
-    """Return the name that all runs of a session share in this process."""
-    return (memory.session_id, *memory.sql_store.database.identity)
-
-
-# The tasks that run a turn now, in any event loop of this process.
-_holders: dict[tuple[str, ...], asyncio.Task[Any] | None] = {}
-
-at_fork(after_in_child=_holders.clear)
-
-
-@asynccontextmanager
-async def single_run(memory: M) -> AsyncIterator[M]:
-    """Yield the memory as soon as no other run of its session is under way in this process.
-
-    Raises:
-        TurnError: The task is within a run of the session already.
-    """
-    name = run_name(memory)
-    task = asyncio.current_task()
-    if _holders.get(name) is task:
-        raise TurnError(
-            "This task is already inside memory.turn(); run the agent without opening another."
-        )
-    async with lock_for("turn", *name):
-        # The lock orders the tasks of one event loop; a task of another loop can only
-        # poll.
-        while (holder := _holders.setdefault(name, task)) is not task:
-            if holder is None or holder.get_loop().is_closed():
-                _holders.pop(name, None)
-            else:
-                await asyncio.sleep(LOOK_SECONDS)
-        try:
-            yield memory
-        finally:
-            if _holders.get(name) is task:
-                del _holders[name]
 
 
 async def tokens_of(memory: MemoryFields, messages: Sequence[ChatMessage]) -> int:
