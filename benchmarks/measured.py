@@ -66,6 +66,7 @@ _TURN = (
     "memory/writing.py",
     "memory/prompt.py",
     "blocks/record.py",
+    "blocks/limits.py",
     *_RECORD,
     "memory/template.py",
 )

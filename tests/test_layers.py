@@ -35,7 +35,7 @@ agents      tools > retriever > contexts                                  # memo
 memory      preview > condensed_memory > backfill moving prompt stats > writing >
             runs > fields > settings > search template                 # preset
 ---
-blocks      record facts > learning log_end                               # the doors for LlamaIndex
+blocks      record facts > learning limits log_end                        # the doors for LlamaIndex
 ---
 record      summary unread > recall media > reader > index > window cache_points >
             sticky text                                                   # within the limit
@@ -91,6 +91,7 @@ WITH_ONE_IMPORTER = {
     "apps/cli/facts.py": "is one of the groups of commands",
     "learning/endings.py": "is a request of its own, for models without tools",
     "blocks/learning.py": "decides when facts are learned, apart from how they are shown",
+    "blocks/limits.py": "decides in plain functions, apart from the block that LlamaIndex reads",
     "blocks/log_end.py": "follows the log, apart from what is shown of it",
     "learning/changes.py": "decides in plain functions, apart from the class that asks and stores",
     "record/unread.py": "is read while another session is unread",
@@ -305,7 +306,7 @@ def test_the_public_names_are_sorted_and_exist() -> None:
 LOADED_WITH_THE_PRESET = {
     "": "agent_view errors events fact settings",
     "background": "failures jobs locks loop recent registry threads",
-    "blocks": "facts learning log_end record",
+    "blocks": "facts learning limits log_end record",
     "facts": "book concern explanation filters history lines ranking user_facts",
     "learning": "categories",
     "memory": "condensed_memory fields prompt runs search settings template writing",
