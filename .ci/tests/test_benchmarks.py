@@ -8,7 +8,6 @@ from contextlib import aclosing
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from socket import socket
 from time import perf_counter
 from typing import Any
 
@@ -272,33 +271,6 @@ def test_a_command_names_files_without_their_folders(
         "python -m benchmarks.bulk_put locomo.json --full --base-url=URL --answers=a.jsonl"
     )
     assert list(command.shown([1, 2], "numbers")) == [1, 2]
-
-
-def test_a_part_that_is_not_measured_everywhere_has_a_file_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(report, "RESULTS", tmp_path)
-    line = report.Series(
-        "what", "setting", "side", "turn", "tokens", ((1, 2.0), (2, 3.14159))
-    )
-    assert (
-        report.publish(
-            "recall", [report.Measure("one", 1.0)], [], [line, line], part="e5"
-        )
-        == 0
-    )
-    missed = report.Promise("two", 1.0, 2.0)
-    assert report.publish("recall", [], [missed]) == 1
-    assert sorted(file.name for file in tmp_path.iterdir()) == [
-        "recall.json",
-        "recall_e5.json",
-    ]
-    written = json.loads((tmp_path / "recall_e5.json").read_text(encoding="utf-8"))
-    assert [one["points"] for one in written["series"]] == [[[1, 2.0], [2, 3.142]]] * 2
-    assert (
-        json.loads((tmp_path / "recall.json").read_text(encoding="utf-8"))["series"]
-        == []
-    )
 
 
 def case(
@@ -588,25 +560,6 @@ def test_answers_of_a_model_are_counted_with_and_without_each_check(
     real_facts.report(total, scores, file)
     assert file.with_suffix(".png").stat().st_size > 0
     assert json.loads(file.with_suffix(".json").read_text())["stored"] == {"true": 1}
-
-
-def test_a_server_that_never_answers_is_named_with_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        address = f"http://127.0.0.1:{closed.getsockname()[1]}/v1"
-        dialogues = tmp_path / "dialogues.json"
-        dialogues.write_text(json.dumps([GOLD]), encoding="utf-8")
-        answers = str(tmp_path / "answers.jsonl")
-        command_line = ["x", answers, str(dialogues), address, "model"]
-        monkeypatch.setattr(sys, "argv", command_line)
-        model = partial(real_facts.Model, max_retries=0)
-        monkeypatch.setattr(real_facts, "Model", model)
-        assert real_facts.main() == command.NOT_MEASURED
-    error = capsys.readouterr().err
-    assert f"Expected an answer of the server at {address}; got none" in error
-    assert "Start the server" in error
 
 
 async def test_messages_that_are_not_copied_are_sent_as_those_that_are(

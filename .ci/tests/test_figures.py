@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from tests.forked import python_command
+from tests.forked import run_forked
 
 figures = import_module("benchmarks.figures")
 measured = import_module("benchmarks.measured")
@@ -218,63 +216,6 @@ def test_all_other_changes_count(before: str, after: str) -> None:
     assert measured.code_of(before) != measured.code_of(after)
 
 
-def test_the_list_tells_the_seconds_of_the_last_run_and_what_is_needed() -> None:
-    lines = {line.split()[0]: line for line in run_all.listed().splitlines()}
-    assert lines.keys() == set(run_all.NAMES)
-    assert re.search(r" [\d,]+ s  \[bench\]$", lines["tool_rounds"])
-
-
-def test_only_those_that_are_named_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = run_all.parsed(["--only", "recall", "growing", "--data", "there"])
-    assert (asked.only, asked.stale) == (["recall", "growing"], False)
-    assert run_all.arguments_of("recall", asked.data) == ["there"]
-    with pytest.raises(SystemExit):
-        run_all.parsed(["--only", "nothing"])
-
-
-def test_the_longest_benchmarks_run_first_side_by_side_and_those_with_times_alone() -> (
-    None
-):
-    beside = run_all.side_by_side(run_all.NAMES)
-    results = run_all.results_by_benchmark()
-    seconds = [run_all.last_seconds(results[name]) for name in beside]
-    assert set(beside) == set(run_all.NAMES) - run_all.ALONE
-    known = [count for count in seconds if count is not None]
-    assert seconds == [None] * (len(seconds) - len(known)) + sorted(known, reverse=True)
-
-
-def test_benchmarks_side_by_side_return_their_codes(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    names = ["growing", "named_times"]
-    asked = run_all.parsed(["--jobs", "2", "--data", "nowhere"])
-    codes = run_all.run_each(names, asked)
-    assert codes == dict.fromkeys(names, run_all.NOT_MEASURED)
-    printed = capsys.readouterr().out
-    assert re.search(r"^growing: \d+ s$", printed, flags=re.MULTILINE)
-
-
-def test_a_package_that_is_not_installed_is_said_in_one_line(tmp_path: Path) -> None:
-    (tmp_path / "sklearn.py").write_text(
-        "raise ModuleNotFoundError('none', name='sklearn')\n", encoding="utf-8"
-    )
-    command = [sys.executable, "-m", "benchmarks.ranking_speed"]
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(tmp_path), str(figures.ROOT)])
-    }
-    done = subprocess.run(
-        command,
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == run_all.NOT_MEASURED
-    assert done.stderr.startswith("sklearn is not installed: nothing is measured; ")
-    assert done.stderr.count("\n") == 1
-
-
 @pytest.mark.parametrize(
     "name",
     [name for name, needs in run_all.NEEDS.items() if {*needs} - {run_all.BENCH}]
@@ -295,9 +236,7 @@ sys.argv = ["x", "nowhere", "nowhere"]
 from benchmarks import {name}
 sys.exit({name}.main())
 """
-    done = subprocess.run(
-        [*python_command(), "-c", code], capture_output=True, text=True, check=False
-    )
+    done = run_forked(code)
     assert done.returncode == run_all.NOT_MEASURED, done.stderr
     assert re.search(
         "not installed|There is no|^no ", done.stdout + done.stderr, flags=re.MULTILINE
