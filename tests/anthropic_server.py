@@ -171,16 +171,6 @@ class _AnthropicHandler(Handler):
     def answer(self, body: Message, answer: Message, usage: Usage) -> None:
         if "error" in answer:
             self.refuse(answer["status"], "api_error", answer["error"]["message"])
-        elif body.get("stream"):
-            self.send_response(200)
-            self.send_header("Content-Type", "text/event-stream")
-            self.send_header("Connection", "close")
-            self.end_headers()
-            for event in _events(_message(body["model"], answer, usage)):
-                self.wfile.write(
-                    f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode()
-                )
-            self.close_connection = True
         else:
             self.send(200, _message(body["model"], answer, usage))
 
@@ -220,25 +210,3 @@ def _message(model: str, answer: Message, usage: Usage) -> dict[str, Any]:
             "output_tokens": 1,
         },
     }
-
-
-def _events(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    yield {
-        "type": "message_start",
-        "message": {**message, "content": [], "stop_reason": None},
-    }
-    for i, block in enumerate(message["content"]):
-        is_text = block["type"] == "text"
-        start = {**block, "text": ""} if is_text else {**block, "input": {}}
-        yield {"type": "content_block_start", "index": i, "content_block": start}
-        text = block["text"] if is_text else json.dumps(block["input"])
-        kind, name = (
-            ("text_delta", "text") if is_text else ("input_json_delta", "partial_json")
-        )
-        for at in range(0, len(text), 7):
-            delta = {"type": kind, name: text[at : at + 7]}
-            yield {"type": "content_block_delta", "index": i, "delta": delta}
-        yield {"type": "content_block_stop", "index": i}
-    ended = {"stop_reason": message["stop_reason"], "stop_sequence": None}
-    yield {"type": "message_delta", "delta": ended, "usage": {"output_tokens": 1}}
-    yield {"type": "message_stop"}

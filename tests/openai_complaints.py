@@ -1,9 +1,8 @@
-"""What OpenAI's servers complain of in a request: its fields, the schema of the answer, and its length."""
+"""What OpenAI's servers complain of in a request: its fields and its length."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,10 +33,8 @@ def why_fields_refused(body: dict[str, Any], *, older: bool) -> str | None:
         complaint = _why_part_refused(place, role, part)
         if complaint:
             return complaint
-    return (
-        _why_key_refused(body.get("prompt_cache_key"))
-        or _why_options_refused(body.get("prompt_cache_options", {}))
-        or why_format_refused(body.get("response_format"))
+    return _why_key_refused(body.get("prompt_cache_key")) or _why_options_refused(
+        body.get("prompt_cache_options", {})
     )
 
 
@@ -95,54 +92,6 @@ def _why_options_refused(options: Any) -> str | None:
     ):
         return None
     return "Invalid value for 'prompt_cache_options'."
-
-
-_KEYWORDS = {
-    "$defs", "$ref", "additionalProperties", "anyOf", "const", "description", "enum", "items", "properties", "required",
-    "title", "type",
-}  # fmt: skip
-
-
-def why_format_refused(wanted: Any) -> str | None:
-    """The complaint about the ``response_format`` of a request, or None."""
-    if wanted is None or wanted.get("type") in ("text", "json_object"):
-        return None
-    if wanted.get("type") != "json_schema":
-        return f"Invalid value: {wanted.get('type')!r} (response_format.type)."
-    named = wanted.get("json_schema", {})
-    if not re.fullmatch("[a-zA-Z0-9_-]{1,64}", named.get("name", "")):
-        return "Invalid 'response_format.json_schema.name': string does not match pattern '^[a-zA-Z0-9_-]+$'."
-    complaints = (
-        _complaints(named.get("schema", {})) if named.get("strict") else iter(())
-    )
-    return next(
-        (
-            f"Invalid schema for response_format '{named['name']}': {one}"
-            for one in complaints
-        ),
-        None,
-    )
-
-
-def _complaints(schema: dict[str, Any], context: tuple[str, ...] = ()) -> Iterator[str]:
-    """What the strict dialect does not allow: each object is closed, and asks for all that it names."""
-    place = f"In context={context},"
-    for keyword in sorted(schema.keys() - _KEYWORDS):
-        yield f"{place} '{keyword}' is not permitted."
-    if "$ref" in schema and len(schema) > 1:
-        yield f"{place} $ref cannot have keywords {sorted(schema.keys() - {'$ref'})}."
-    if schema.get("type") == "object":
-        if schema.get("additionalProperties") is not False:
-            yield f"{place} 'additionalProperties' is required to be supplied and to be false."
-        if set(schema.get("required", ())) != set(schema.get("properties", {})):
-            yield f"{place} 'required' is required to be supplied and to be an array including every key in properties."
-    if not {"type", "$ref", "anyOf", "enum", "const"} & schema.keys():
-        yield f"{place} schema must have a 'type' key."
-    for keyword in ("properties", "$defs"):
-        for name, part in schema.get(keyword, {}).items():
-            yield from _complaints(part, (*context, keyword, name))
-    if "items" in schema:
-        yield from _complaints(schema["items"], (*context, "items"))
 
 
 _COUNTER = TokenCounter()

@@ -303,26 +303,4 @@ def _deltas(message: Message) -> Iterator[dict[str, Any]]:
     for start in range(0, len(text), 7):
         yield {"content": text[start : start + 7]}
     for i, tool_call in enumerate(message.get("tool_calls") or []):
-        function = tool_call["function"]
-        head = {"name": function["name"], "arguments": ""}
-        yield {
-            "tool_calls": [
-                {
-                    "index": i,
-                    "id": tool_call["id"],
-                    "type": "function",
-                    "function": head,
-                }
-            ]
-        }
-        for start in range(0, len(function["arguments"]), 5):
-            yield {
-                "tool_calls": [
-                    {
-                        "index": i,
-                        "function": {
-                            "arguments": function["arguments"][start : start + 5]
-                        },
-                    }
-                ]
-            }
+        yield {"tool_calls": [{"index": i, **tool_call}]}

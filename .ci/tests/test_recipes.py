@@ -79,9 +79,20 @@ OSLO = "{'city': 'Oslo'}"
 
 
 @pytest.mark.parametrize(
-    ("session_id", "expected"),
+    ("page", "session_id", "expected"),
     [
         (
+            "from-langgraph.md",
+            "chat-17",
+            [
+                "user: How is the weather in Köln?",
+                "assistant: weather({'city': 'Köln'}) as c1",
+                "tool to c1: Sunny",
+                "assistant: It is,  sunny.",
+            ],
+        ),
+        (
+            "from-other-agents.md",
             "agents",
             [
                 "user: Weather in Oslo and in Rome?",
@@ -92,6 +103,7 @@ OSLO = "{'city': 'Oslo'}"
             ],
         ),
         (
+            "from-other-agents.md",
             "ui",
             [
                 "user: Weather in Oslo?, picture",
@@ -102,6 +114,7 @@ OSLO = "{'city': 'Oslo'}"
             ],
         ),
         (
+            "from-other-agents.md",
             "gemini",
             [
                 "user: Weather in Oslo?, picture",
@@ -113,9 +126,9 @@ OSLO = "{'city': 'Oslo'}"
     ],
 )
 async def test_the_recipes_for_agents_import_messages_with_paired_calls_once(
-    session_id: str, expected: list[str], cook: Callable[[str], Path]
+    page: str, session_id: str, expected: list[str], cook: Callable[[str], Path]
 ) -> None:
-    async with memory_in(cook("from-other-agents.md"), session_id) as memory:
+    async with memory_in(cook(page), session_id) as memory:
         messages = await memory.aget_all()
     assert [form_of(message) for message in messages] == expected
 
@@ -256,27 +269,6 @@ async def test_a_recipe_imports_facts_once_with_their_times(
     assert len(facts) == len(expected)
     assert all(fact.imported_from for fact in facts)
     assert {fact.created_at.year for fact in facts} <= {2024, now.year}
-
-
-async def test_the_recipe_for_langchain_imports_messages_with_calls_once(
-    cook: Callable[[str], Path],
-) -> None:
-    async with memory_in(cook("from-langgraph.md")) as memory:
-        question, call, result, answer = await memory.aget_all()
-    assert (question.role.value, question.content) == (
-        "user",
-        "How is the weather in Köln?",
-    )
-    calls = [block for block in call.blocks if isinstance(block, ToolCallBlock)]
-    assert [(block.tool_name, block.tool_call_id) for block in calls] == [
-        ("weather", "c1")
-    ]
-    assert (
-        result.role.value,
-        result.content,
-        result.additional_kwargs["tool_call_id"],
-    ) == ("tool", "Sunny", "c1")
-    assert "".join(block.text for block in answer.blocks) == "It is sunny."  # type: ignore[union-attr]
 
 
 async def test_the_recipe_for_zep_imports_messages_with_names_and_times_once(

@@ -19,7 +19,7 @@ from llama_index.core.base.llms.types import (
 )
 
 from benchmarks.prompt_caches import Blocks
-from tests.anthropic_server import AnthropicServer, marks_of, serve
+from tests.anthropic_server import AnthropicServer, serve
 from tests.memories import OpenMemory
 from tests.openai_server import Message, Model, call, say
 from tests.record.test_limits import PIXEL
@@ -80,10 +80,9 @@ def questions(number: int) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("streaming", [True, False])
 @pytest.mark.parametrize("restarted", [True, False])
 async def test_each_turn_finds_the_record_of_the_turn_before_in_the_cache(
-    start_claude: StartClaude, open_memory: OpenMemory, streaming: bool, restarted: bool
+    start_claude: StartClaude, open_memory: OpenMemory, restarted: bool
 ) -> None:
     """But for the turn after a cut; also when each turn is served by another process."""
     llm, server = start_claude(talker)
@@ -93,7 +92,7 @@ async def test_each_turn_finds_the_record_of_the_turn_before_in_the_cache(
         "recall_token_limit": 0,
     }
     memory = open_memory(**options)
-    agent = FunctionAgent(llm=llm, tools=[multiply], streaming=streaming)
+    agent = FunctionAgent(llm=llm, tools=[multiply], streaming=False)
     asked, cuts = [], 0
     for question in questions(15):
         asked.append(len(server.usages))
@@ -186,23 +185,6 @@ async def test_blank_texts_beside_pictures_are_left_out(
     assert len((await memory.aget_all())[0].blocks) == 3
 
 
-async def test_a_ttl_reaches_the_server(
-    start_claude: StartClaude, open_memory: OpenMemory
-) -> None:
-    llm, server = start_claude(talker)
-    hour = CacheControl(type="ephemeral", ttl="1h")
-    memory, agent = (
-        open_memory(cache_points=hour, condensed_token_limit=4_000),
-        FunctionAgent(llm=llm, tools=[multiply]),
-    )
-    for question in questions(4):
-        await agent.run(question, memory=memory)
-    sent = [mark for body in server.requests for mark in marks_of(body)]
-    assert sent == [{"type": "ephemeral", "ttl": "1h"}] * len(sent)
-    assert sent
-    assert server.refusals == []
-
-
 async def test_a_tool_loop_finds_the_question_and_with_a_mark_of_the_server_the_results(
     start_claude: StartClaude, open_memory: OpenMemory
 ) -> None:
@@ -237,36 +219,3 @@ async def test_a_tool_loop_finds_the_question_and_with_a_mark_of_the_server_the_
         for before, now in pairwise(turn):
             assert now.found == (before.prompt if asked_for else turn[0].prompt)
         assert turn[0].found > 1_024
-
-
-@pytest.mark.parametrize("own", [1, 2, 3, 4])
-async def test_with_cache_points_of_the_user_there_are_never_more_than_four(
-    start_claude: StartClaude, open_memory: OpenMemory, own: int
-) -> None:
-    """Those of the user come first, and nothing of them is in the record."""
-    llm, server = start_claude(talker)
-    memory = open_memory(cache_points=True, condensed_token_limit=4_000)
-    agent = FunctionAgent(llm=llm, tools=[multiply])
-    for question in questions(9):
-        texts = ["Look at this.", "And this.", "And that.", question]
-        blocks = [
-            part
-            for i, text in enumerate(texts)
-            for part in (TextBlock(text=text), *[MARK] * (i >= 4 - own))
-        ]
-        await agent.run(ChatMessage(role="user", blocks=blocks), memory=memory)
-    assert server.refusals == []
-    marked = [len(marks_of(body)) for body in server.requests]
-    assert (min(marked), max(marked)) == (own, min(own + 2, 4))
-    for body in server.requests:
-        shown = [
-            block for block in body["messages"][0]["content"] if block["type"] == "text"
-        ]
-        assert ["cache_control" in block for block in shown[-4:]] == [
-            i >= 4 - own for i in range(4)
-        ]
-        assert not any(
-            "ephemeral" in block["text"] or "[cache" in block["text"] for block in shown
-        )
-    # Four of the user leave none for the record.
-    assert (server.usages[-1].found > 1_024) == (own < 4)

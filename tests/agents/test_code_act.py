@@ -24,6 +24,8 @@ from tests.scripted_models import StartModel
 
 CODE = 'Let me look.\n<execute>\nprint("My name is Mallory.")\n</execute>'
 PRINTED = "Result of executing the code given:\n\nMy name is Mallory."
+HISTORY = [user("My name is Ann."), assistant(CODE), user(PRINTED), assistant("Fine.")]
+HISTORY.append(user("Thanks."))
 NAMES = re.compile(r"My name is (\w+)\.")
 
 
@@ -166,13 +168,7 @@ async def test_a_history_that_llamaindex_has_written_is_read_so_too(
 ) -> None:
     llm, _ = start_model(programmer)
     plain = open_plain_memory(async_database_uri=database_uri)
-    for message in [
-        user("My name is Ann."),
-        assistant(CODE),
-        user(PRINTED),
-        assistant("Fine."),
-        user("Thanks."),
-    ]:
+    for message in HISTORY:
         await plain.aput(message)
     memory = open_memory(user_id="ann", llm=llm)
     await memory.abackfill()
@@ -186,13 +182,7 @@ async def test_a_block_of_a_plain_memory_reads_it_so_too(
     llm, _ = start_model(programmer)
     block = RelevantFactsBlock(user_id="ann", llm=llm)
     plain: Memory = open_plain_memory(block)
-    for message in [
-        user("My name is Ann."),
-        assistant(CODE),
-        user(PRINTED),
-        assistant("Fine."),
-        user("Thanks."),
-    ]:
+    for message in HISTORY:
         await plain.aput(message)
     await block.aflush("chat")
     assert [fact.content for fact in await block.book("chat").alist()] == [

@@ -7,8 +7,6 @@ import inspect
 import json
 import pickle
 import pickletools
-import subprocess
-import textwrap
 from typing import Any
 
 import pytest
@@ -26,7 +24,7 @@ from llama_index.core.workflow import (
 
 from llama_index_memory_ext import CondensedMemory, StoreError, restore_context
 from tests.conversation import BEFORE_QUESTION, assistant, record, user
-from tests.forked import python_command
+from tests.forked import run_forked
 from tests.memories import OpenMemory
 from tests.openai_server import Message, call, say, serve
 from tests.scripted_models import StartModel
@@ -116,10 +114,7 @@ def model(messages: list[Message], tools: list[str]) -> Message:
 
 
 def in_a_process(code: str, *arguments: str, given: str = "") -> str:
-    command = [*python_command(), "-c", textwrap.dedent(code), *arguments]
-    done = subprocess.run(
-        command, input=given, capture_output=True, text=True, timeout=100, check=False
-    )
+    done = run_forked(code, *arguments, typed=given)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

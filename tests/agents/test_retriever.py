@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
-import pickle
-import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -122,37 +119,6 @@ async def test_a_question_does_not_find_itself_but_everything_before_it(
     assert sorted(await ask(memory, "umbrella")) == sorted([question, looked, answer])
     await memory.aput(user("And my umbrella stand?"))
     assert sorted(await ask(memory, "umbrella")) == sorted([question, looked, answer])
-
-
-async def test_what_holds_no_longer_or_was_deleted_is_not_found(
-    memory: CondensedMemory,
-) -> None:
-    fact = await memory.facts.aadd("Lives in Berlin")
-    await memory.aput_messages([*BIKE, user("Well.")])
-    assert len(await ask(memory, "Berlin", similarity_top_k=2)) == 2
-    await memory.facts.aretire(fact.id)
-    await memory.areset()
-    assert await ask(memory, "Berlin") == []
-    await memory.aput_messages([user("I left Berlin."), assistant("I see.")])
-    assert (await ask(memory, "Berlin"))[0] == "I left Berlin."
-
-
-async def test_nothing_crosses_from_user_to_user_or_session_to_session(
-    open_memory: OpenMemory,
-) -> None:
-    """Facts are shared by the sessions of one user, messages are not."""
-    monday, friday = (
-        open_memory("monday", user_id="ann"),
-        open_memory("friday", user_id="ann"),
-    )
-    bob = open_memory("bob", user_id="bob")
-    await monday.facts.aadd("Loves Berlin")
-    await bob.facts.aadd("Hates Berlin")
-    await monday.aput_messages([user("Berlin on Monday."), assistant("Yes.")])
-    await bob.aput_messages([user("Berlin, says Bob."), assistant("No.")])
-    assert await ask(friday, "Berlin") == ["Loves Berlin"]
-    assert (await ask(monday, "Berlin", messages=False)) == ["Loves Berlin"]
-    assert (await ask(bob, "Berlin", facts=False)) == ["Berlin, says Bob.", "No."]
 
 
 async def test_it_finds_in_any_database_what_another_memory_wrote(
@@ -276,25 +242,6 @@ def test_it_works_without_an_event_loop(database_uri: str) -> None:
     memory.close()
 
 
-async def test_it_can_be_copied_and_names_no_secret() -> None:
-    memory = CondensedMemory.from_defaults(
-        "chat",
-        async_database_uri="postgresql+asyncpg://me:hunter2@localhost:1/db",
-        extract_facts=False,
-    )
-    retriever = MemoryRetriever(memory, token_limit=77)
-    assert copy.deepcopy(retriever).memory is memory
-    pickled = pickle.dumps(retriever)
-    assert pickle.loads(pickled).token_limit == 77
-    assert "hunter2" not in f"{retriever!r} {pickled!r}"
-    with pytest.raises(
-        StoreError, match=r"could not be searched \(database failed: \w+\)"
-    ) as error:
-        await retriever.aretrieve("my secret")
-    assert "hunter2" not in repr(error.value)
-    assert "my secret" not in repr(error.value)
-
-
 # ---- the database fails ----------------------------------------------------------------------------------
 
 
@@ -314,22 +261,3 @@ async def test_a_file_that_is_damaged_is_an_error_and_not_nothing(
     await memory.sql_store.aclose()
     file.unlink()
     assert await ask(memory, "bike") == []
-
-
-async def test_rows_that_nobody_can_read_are_left_out_with_a_warning(
-    memory: CondensedMemory, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Which does not quote them."""
-    fact = await memory.facts.aadd("Has a secret bike")
-    await memory.sql_store.aclose()
-    for broken in ('{"content": 7, "id": "secret"}', "no secret json"):
-        with sqlite3.connect(tmp_path / "memory.db") as connection:
-            connection.execute(
-                "UPDATE llama_index_memory_facts SET data = ?", (broken,)
-            )
-        connection.close()
-        caplog.clear()
-        assert await ask(memory, "bike") == []
-        assert fact.id in caplog.text
-        assert "secret" not in caplog.text
-        await memory.sql_store.aclose()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import warnings
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import httpx
@@ -24,22 +23,6 @@ def learn_nothing(_: list[Message], __: list[str]) -> Message:
     return call(("c", "report_facts", {"facts": []}))
 
 
-async def start_learning(
-    store: MemoryStore, llm: OpenAI, hook: Callable[[httpx.Request], Awaitable[None]]
-) -> None:
-    """Start a job that asks the model, with a hook of its client for each request."""
-    client = llm._async_http_client
-    assert client is not None
-    client.event_hooks = {"request": [hook]}
-    for session in ("monday", "friday"):
-        memory = CondensedMemory.from_defaults(
-            session, user_id="ann", llm=llm, chat_store=store, wait_for_facts=0
-        )
-        await memory.aput_messages([user("I like tea."), assistant("Fine.")])
-    await memory.aput(user("What do I like?"))
-    await memory.aget()
-
-
 async def learn_until_connecting(store: MemoryStore, llm: OpenAI, steps: int) -> None:
     """Start a job that asks the model, and return so many steps of the event loop after its request began."""
     began = asyncio.Event()
@@ -47,7 +30,16 @@ async def learn_until_connecting(store: MemoryStore, llm: OpenAI, steps: int) ->
     async def note(_: httpx.Request) -> None:
         began.set()
 
-    await start_learning(store, llm, note)
+    client = llm._async_http_client
+    assert client is not None
+    client.event_hooks = {"request": [note]}
+    for session in ("monday", "friday"):
+        memory = CondensedMemory.from_defaults(
+            session, user_id="ann", llm=llm, chat_store=store, wait_for_facts=0
+        )
+        await memory.aput_messages([user("I like tea."), assistant("Fine.")])
+    await memory.aput(user("What do I like?"))
+    await memory.aget()
     await began.wait()
     for _ in range(steps):
         await asyncio.sleep(0)

@@ -6,7 +6,6 @@ import asyncio
 import copy
 import gc
 import pickle
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import pytest
 
 from llama_index_memory_ext.background.locks import lock_for
 from llama_index_memory_ext.background.recent import Recent
-from llama_index_memory_ext.background.threads import Job, Threads
 from tests.forked import run_forked
 
 
@@ -37,32 +35,6 @@ async def test_tasks_that_name_the_same_lock_come_in_their_order() -> None:
         assert order == []
     await asyncio.gather(*tasks)
     assert order == [0, 1, 2, 3, 4]
-
-
-async def test_a_job_on_a_database_overtakes_none_that_shares_a_lock() -> None:
-    """Or a job with two locks would wait for as long as others come with one of them."""
-    begun, go_on = threading.Event(), threading.Event()
-    order: list[str] = []
-
-    def work(job: Job) -> None:
-        order.append(job.name)
-        if job.name == "first":
-            begun.set()
-            go_on.wait(60)
-
-    def job_of(name: str, *locks: str) -> Job:
-        answer = asyncio.get_running_loop().create_future()
-        return Job(0, work, lambda _: None, name, {*locks}, answer, writes=False)
-
-    threads = Threads(2)
-    jobs = [job_of("first", "user"), job_of("second", "session", "user")]
-    jobs.append(job_of("third", "session"))
-    for job in jobs:
-        threads.enter(job)
-    assert await asyncio.to_thread(begun.wait, 60)
-    go_on.set()
-    await asyncio.gather(*(job.answer for job in jobs))
-    assert order == ["first", "second", "third"]
 
 
 # A task of a closed loop is what this is about; Python tells of it when it is collected.
@@ -102,6 +74,7 @@ def test_a_copy_of_a_cache_begins_empty(twin_of: Any) -> None:
     assert (twin.get("a"), twin.size, recent.get("a")) == (None, 3, 1)
 
 
+# A fork waits for locks of threads, which are free in the child.
 FORKED = """
 import os, threading, warnings
 from llama_index_memory_ext.background.locks import thread_lock
@@ -130,15 +103,7 @@ if child == 0:
 assert is_free
 assert os.waitpid(child, 0)[1] == 0
 """
-
-
-def test_a_fork_waits_for_locks_of_threads_which_are_free_in_the_child(
-    tmp_path: Path,
-) -> None:
-    done = run_forked(FORKED, folder=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
+# A lock that a thread holds too long is free in the child only.
 HELD_TOO_LONG = """
 import os, signal, threading, warnings
 from llama_index_memory_ext.background import locks
@@ -167,15 +132,7 @@ holder.join()
 assert lock.acquire(blocking=False)
 assert os.waitpid(child, 0)[1] == 0
 """
-
-
-def test_a_lock_that_a_thread_holds_too_long_is_free_in_the_child_only(
-    tmp_path: Path,
-) -> None:
-    done = run_forked(HELD_TOO_LONG, folder=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
+# A fork does not wait for a thread that makes a lock while it holds another one, as to open a second store.
 REGISTERING = """
 import os, signal, threading, time, warnings
 from llama_index_memory_ext.background import locks
@@ -203,16 +160,7 @@ for _ in range(20):
 is_over.set()
 thread.join()
 """
-
-
-def test_a_fork_does_not_wait_for_a_thread_that_makes_a_lock_while_it_holds_another(
-    tmp_path: Path,
-) -> None:
-    """As a thread that opens a second store does."""
-    done = run_forked(REGISTERING, folder=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
+# A fork waits for an import as long as it takes.
 IMPORTING = """
 import os, threading, warnings
 from llama_index_memory_ext.background import locks
@@ -239,6 +187,11 @@ thread.join()
 """
 
 
-def test_a_fork_waits_for_an_import_as_long_as_it_takes(tmp_path: Path) -> None:
-    done = run_forked(IMPORTING, folder=tmp_path)
+@pytest.mark.parametrize(
+    "program", [FORKED, HELD_TOO_LONG, REGISTERING, IMPORTING], ids=range(4)
+)
+def test_locks_of_threads_are_as_the_program_says_on_both_sides_of_a_fork(
+    tmp_path: Path, program: str
+) -> None:
+    done = run_forked(program, folder=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")

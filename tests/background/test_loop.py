@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -14,7 +13,7 @@ from contextvars import ContextVar
 import pytest
 
 from llama_index_memory_ext.background.loop import BackgroundLoop, run
-from tests.forked import python_command
+from tests.forked import run_forked
 from tests.signals import interruptible
 
 SHOWN: ContextVar[str] = ContextVar("SHOWN", default="nothing")
@@ -113,7 +112,10 @@ def test_a_call_sees_the_callers_context() -> None:
 
 
 PROGRAM = """
-import asyncio, atexit, contextlib, os, sys, threading
+import asyncio, atexit, contextlib, os, sys, threading, warnings
+
+# From Python 3.12 on each fork of a program that has threads is warned of.
+warnings.filterwarnings("ignore", "This process", DeprecationWarning)
 
 def at_the_end():
     memory.put(ChatMessage(role="assistant", content="Goodbye."))
@@ -151,21 +153,8 @@ def test_a_program_ends_with_calls_jobs_and_connections_open_and_so_does_its_chi
     any_database_uri: str | None,
 ) -> None:
     """Nothing is said of it; what is put at the very end is stored."""
-    # From Python 3.12 on each fork of a program that has threads is warned of.
-    no_warning = "ignore:This process:DeprecationWarning"
-    command = [
-        *python_command(),
-        "-W",
-        no_warning,
-        "-c",
-        PROGRAM,
-        any_database_uri or "",
-    ]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=100, check=False
-    )
-    assert done.stderr == ""
-    assert done.returncode == 0
+    done = run_forked(PROGRAM, any_database_uri or "")
+    assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert "['Hello.', 'From the child.']" in lines
     assert lines[-1] == ("2" if any_database_uri is None else "3")
@@ -194,13 +183,7 @@ run(begin())
 def test_a_job_that_gets_no_thread_at_the_end_of_a_program_is_no_failure(
     attempt: int,
 ) -> None:
-    done = subprocess.run(
-        [*python_command(), "-c", LATE],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    done = run_forked(LATE)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -220,15 +203,8 @@ run(asyncio.to_thread(print, "in a thread", flush=True))
 
 def test_a_program_ends_silently_where_python_starts_no_thread_at_its_end() -> None:
     """Python 3.12 refuses new threads as soon as the main thread has ended."""
-    done = subprocess.run(
-        [*python_command(), "-c", WITHOUT_THREADS],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert (done.stdout, done.stderr) == ("in a thread\n", "")
-    assert done.returncode == 0
+    done = run_forked(WITHOUT_THREADS)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "in a thread\n", "")
 
 
 STUBBORN = """
@@ -253,13 +229,7 @@ print(time.time())
 
 
 def test_a_program_ends_soon_though_a_job_cannot_be_cancelled() -> None:
-    done = subprocess.run(
-        [*python_command(), "-c", STUBBORN],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    done = run_forked(STUBBORN)
     # It waits a second for the job; a busy machine may take longer to end it.
     assert time.time() - float(done.stdout) < 30
     assert (done.returncode, done.stderr) == (0, "")

@@ -654,6 +654,7 @@ def test_a_file_that_is_no_database_is_told(cli: Here, database: Path) -> None:
         "forget --user ann --yes",
         "retain --days 90 --yes",
         "mcp --user ann --read-only",
+        "inspect",
     ],
 )
 def test_what_only_reads_creates_no_database(
@@ -687,6 +688,7 @@ MISTAKES = [
     (f"doctor --db {SERVER}", 1, "a:***@127.0.0.1:9/c"),
     ("facts list --user ' ann'", 2, "without spaces around it or lone surrogates; got ' ann'"),
     ("mcp", 2, "pass --user ID"),
+    ("inspect --token-limit 9", 2, "token_limit"),
     ("export --session ''", 1, "There is no session ''"),
     ("facts list --user '' --session s", 2, "that is not empty"),
     ("forget --user '' --yes", 1, "Nothing is stored about ''"),

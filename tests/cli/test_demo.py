@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 import threading
 from datetime import datetime, timezone
@@ -33,11 +32,10 @@ from llama_index_memory_ext.text.turns import Utterance
 from tests.cli.offline_server import model
 from tests.cli.terminal import (
     at_terminal,
-    clean_environment,
     path_without,
     run,
 )
-from tests.forked import python_command
+from tests.forked import python_file, run_forked
 from tests.learning.learning import ask_model
 from tests.memories import OpenMemory
 from tests.memory.test_network import watching
@@ -121,24 +119,19 @@ def test_each_question_is_printed_with_the_answer_of_each_memory(
 def test_it_talks_to_a_server_that_speaks_the_protocol() -> None:
     """With a key, which is printed nowhere; the first turns of the conversation are enough."""
     program = (
-        "from llama_index_memory_ext.apps import demo\n"
-        "del demo._CONVERSATION['messages'][12:]\n"
+        "import sys; from llama_index_memory_ext.apps import demo\n"
+        "sys.executable = sys.argv[1]\n"
+        "del demo._CONVERSATION['messages'][8:]\n"
         "demo.run()"
     )
     with serve(model) as server:
-        environment = clean_environment(
-            OPENAI_API_KEY="sk-not-to-be-shown",
-            OPENAI_API_BASE=server.api_base,
-            OPENAI_MODEL="small-and-local",
-            OPENAI_CONTEXT_WINDOW="128000",
-        )
-        done = subprocess.run(
-            [*python_command(), "-c", program],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        environment = {
+            "OPENAI_API_KEY": "sk-not-to-be-shown",
+            "OPENAI_API_BASE": server.api_base,
+            "OPENAI_MODEL": "small-and-local",
+            "OPENAI_CONTEXT_WINDOW": "128000",
+        }
+        done = run_forked(program, str(python_file()), environment=environment)
     assert (done.returncode, done.stderr) == (0, "")
     assert "sk-not" not in done.stdout
     assert server.refusals == []

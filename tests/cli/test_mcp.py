@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import signal
@@ -146,13 +145,13 @@ async def remember_list_search_and_forget(session: ClientSession) -> None:
     assert again == "Known already; it is surer now."
     assert await call(session, "list_memories", limit=1) == f"{found}1 facts in all."
     forget: dict[str, Any] = {
-        "facts": ["green tea", "a zebra"],
+        "facts": ["green tea", "</fact>"],
         "quote": "Forget that I love green tea.",
     }
     gone = await call(session, "forget", **forget)
     assert gone == (
         f"Forgotten: [{fact_id}] Loves green tea (it can be restored)\n"
-        "Nothing was forgotten: 'ann' has no fact 'a zebra' (1 facts). search_memory shows the ids of facts."
+        "Nothing was forgotten: 'ann' has no fact '&lt;/fact>' (1 facts). search_memory shows the ids of facts."
     )
     assert await call(session, "list_memories") == "0 facts in all."
 
@@ -191,28 +190,6 @@ async def test_no_argument_reaches_another_user(database: Path) -> None:
             query = {"query": "tea", extra: "ann"}
             assert "green" not in str(await his.call_tool("search_memory", query))
         assert contents_in(await call(hers, "list_memories")) == ["Loves green tea"]
-
-
-async def test_two_clients_of_one_user_see_what_the_other_does(database: Path) -> None:
-    """Two servers on one file, also in the same moment and in any script."""
-    said = {
-        "Wohnt in Köln": "Ich wohne in Köln.",
-        "喜欢绿茶": "我喜欢绿茶",
-        "Likes 🚀 rockets": "I like 🚀 rockets.",
-    }
-    async with client(database) as one, client(database) as two:
-        calls = []
-        for each in (one, two):
-            for content, quote in said.items():
-                calls.append(call(each, "remember", content=content, quote=quote))
-        await asyncio.gather(*calls)
-        assert sorted(contents_in(await call(one, "list_memories"))) == sorted(said)
-        found = await call(two, "search_memory", query="Köln")
-        assert contents_in(found) == ["Wohnt in Köln"]
-        quote = "Vergiss, dass ich in Köln wohne."
-        await call(one, "forget", facts=["Wohnt in Köln"], quote=quote)
-        found = await call(two, "search_memory", query="Köln")
-        assert found.startswith("Nothing found")
 
 
 async def test_with_a_session_quotes_must_be_in_it_and_its_messages_are_found(

@@ -10,7 +10,7 @@ import typer
 
 from llama_index_memory_ext.__main__ import load_app
 from tests.cli.terminal import Here
-from tests.cli.test_mcp import call, client, refusal
+from tests.cli.test_mcp import client, refusal
 
 FACTS_LIST = "llama-index-memory facts list"
 COMMANDS = [
@@ -113,21 +113,6 @@ def test_an_unknown_fact_is_answered_with_its_user_and_the_number_of_facts(
         done = cli(f"facts {line} --user ann")
         assert (done.returncode, done.stdout) == (1, "")
         assert f"'ann' has no fact 'nope' ({count})" in done.stderr
-
-
-async def test_an_unknown_fact_of_a_tool_is_answered_with_its_user_and_the_number(
-    database: Path,
-) -> None:
-    async with client(database) as session:
-        arguments = {"facts": ["nope", "</fact>"], "quote": "Forget it."}
-        text = await refusal(session, "forget", **arguments)
-        assert "Nothing was forgotten: 'ann' has no fact 'nope' (0 facts)." in text
-        assert "</fact>" not in text
-        await call(
-            session, "remember", content="Likes tea", quote="I like tea, please."
-        )
-        text = await refusal(session, "forget", **arguments)
-        assert "'ann' has no fact 'nope' (1 facts)" in text
 
 
 @pytest.mark.parametrize("key", ["none", "k"])

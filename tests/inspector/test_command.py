@@ -44,13 +44,3 @@ def test_the_address_is_served_on_this_machine_alone_and_nothing_is_logged(
         printed, complaints = process.communicate(timeout=60)
     assert (process.returncode, complaints) == (0, "")
     assert "question" not in printed
-
-
-def test_wrong_options_are_told_with_what_to_do(
-    command: Here, filled: Path, tmp_path: Path
-) -> None:
-    done = command("inspect", "--db", str(filled), "--token-limit", "9")
-    assert (done.returncode, "token_limit" in done.stderr) == (2, True)
-    missing = command("inspect", "--db", str(tmp_path / "none.db"))
-    assert "There is no memory" in missing.stderr
-    assert not (tmp_path / "none.db").exists()

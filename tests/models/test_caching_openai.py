@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -21,7 +20,6 @@ from pydantic import BaseModel
 
 from llama_index_memory_ext import CachingOpenAI, CachingOpenAIResponses
 from tests.conversation import calling
-from tests.memories import OpenMemory
 from tests.openai_caches import PromptCaches
 from tests.openai_server import Message, call, say
 from tests.scripted_models import StartClient
@@ -152,29 +150,6 @@ async def test_a_tool_loop_finds_the_results_that_it_was_sent_before(
     cached = [usage.found + usage.written == usage.prompt for usage in server.usages]
     assert cached == [False, True, True, True]
     assert server.refusals == []
-
-
-@BOTH
-async def test_the_record_of_an_agents_memory_is_found_in_each_turn_but_after_a_cut(
-    start_client: StartClient, open_memory: OpenMemory, kind: type[Any]
-) -> None:
-    """Also when each turn is served by another process."""
-    words = "They talk of towns, and of nothing else. " * 15
-    llm, server = start_client(kind, lambda messages, tools: say(words))
-    server.caches = PromptCaches()
-    cuts = 0
-    for i in range(16):
-        memory = open_memory(cache_points=True, condensed_token_limit=2_500)
-        question = f"Question {i}: which town do they talk of?"
-        await FunctionAgent(llm=llm).run(question, memory=memory)
-    for before, now in pairwise(server.usages):
-        if now.prompt < before.prompt:
-            cuts += 1
-        elif before.prompt > 1_100:
-            assert now.found == before.found + before.written
-    assert cuts == 1
-    keys = {body.get("prompt_cache_key") for body in server.bodies}
-    assert keys - {None} == {hashlib.sha256(b"chat").hexdigest()[:32]}
 
 
 @BOTH

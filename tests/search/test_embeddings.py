@@ -114,14 +114,6 @@ def first(facts: list[Fact], question: str, ranker: EmbeddingRanker) -> str:
     return rank(facts, question, ranker=ranker)[0].fact.content
 
 
-async def test_a_fact_is_found_by_its_meaning() -> None:
-    ranker = ranker_of(Meanings())
-    assert not ranker.similarities("Which doggo?")
-    assert await ranker.aprepare(["Which doggo?", "Which motorwagen?"])
-    assert first(FACTS, "Which doggo?", ranker) == "Has a small dog"
-    assert first(FACTS, "Which motorwagen?", ranker) == "Drives a red car"
-
-
 async def test_similarities_are_the_sum_of_both_each_divided_by_its_best() -> None:
     ranker, words = ranker_of(Meanings()), TfidfRanker()
     words.add(map(document_of, FACTS))
@@ -198,22 +190,6 @@ async def test_a_ranker_answers_for_the_documents_that_are_left(
         )
 
 
-async def test_a_model_that_finds_all_texts_similar_still_tells_them_apart() -> None:
-    """A related fact comes before an unrelated one with more confidence."""
-
-    class Narrow(Meanings):
-        def _get_query_embedding(self, query: str) -> list[float]:
-            return [number + 5 for number in super()._get_query_embedding(query)]
-
-    facts = [
-        *(Fact(content=f"number{i}", confidence=0.95) for i in range(50)),
-        Fact(content="Some wauwau"),
-    ]
-    ranker = ranker_of(Narrow(), facts)
-    await ranker.aprepare(["Some dog"])
-    assert first(facts, "Some dog", ranker) == "Some wauwau"
-
-
 # ---- a model that is slow or fails -----------------------------------------------------------------------
 
 
@@ -269,14 +245,6 @@ async def test_documents_are_embedded_while_another_question_waits_for_the_model
     assert await ranker.aprepare()
     model.gate.set()
     assert await waiting
-
-
-async def test_what_is_under_way_ends_with_the_ranker() -> None:
-    model = Awaited(gate=asyncio.Event())
-    ranker = ranker_of(model, wait_seconds=0.01)
-    await ranker.aprepare()
-    await ranker.stop()
-    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 async def test_forgetting_a_user_cancels_no_embedding_of_another_user(
@@ -347,16 +315,6 @@ async def test_what_are_no_vectors_is_no_answer(vectors: Any) -> None:
     ranker = ranker_of(Wrong())
     assert not await ranker.aprepare(["red car"])
     assert ranker.similarities("red car").keys() == {FACTS[1].id}
-
-
-async def test_rankers_with_the_same_model_share_the_vectors_of_questions() -> None:
-    """A question is embedded once, even if two rankers are asked at the same time."""
-    model = Awaited(gate=asyncio.Event(), asked=[])
-    rankers = [EmbeddingRanker(model), EmbeddingRanker(model)]
-    both = asyncio.gather(*(ranker.prepare_queries(["doggo"]) for ranker in rankers))
-    model.gate.set()
-    assert await both == [True, True]
-    assert model.asked == ["doggo"]
 
 
 async def test_a_text_is_embedded_as_a_client_could_send_it() -> None:

@@ -23,17 +23,19 @@ ASKED = st.one_of(st.sampled_from(QUESTIONS), TEXTS)
 LANGUAGES = st.sampled_from([None, ("de",), ("en", "fr"), ("ru", "fi", "es")])
 # Two forms of a word, one of which goes with its last document; and documents that tell a language, and go.
 DOGS = "Has dogs named Pepper and Panda", "Considers a dog in the city"
-GONE_AFTER_GERMAN = [
-    Operation(DOGS, 0, 1),
-    Operation(question="Wo wohne ich?"),
-    Operation((), 0, 1),
-]
-GONE_AFTER_ENGLISH = [
-    Operation(DOGS, 0, 1),
-    Operation(question="I'm vegan now."),
-    Operation((), 0, 1),
-]
 PREFERS = "Prefers tea", "Ela prefere chá", "Ele prefere café"
+PREFERRED = "¿Qué prefiere?"
+
+
+def asked_between(
+    texts: tuple[str, ...], question: str, first: int, last: int
+) -> list[Operation]:
+    """Documents are made, a question is asked, and some of the documents are removed."""
+    made = Operation(texts, 0, len(texts) - 1)
+    return [made, Operation(question=question), Operation((), first, last)]
+
+
+NEW_DOG = Operation(("Has a dog",), 2, 2)
 HOUSES = [
     Operation(("Renoviert alte Häuser",), 1, 1),
     Operation(("Ich wohne nicht bei dem Händler",), 2, 8),
@@ -45,26 +47,10 @@ HOUSES = [
     ASKED,
     LANGUAGES,
 )
-@example([*GONE_AFTER_GERMAN, Operation(("Has a dog",), 2, 2)], "Which dogs?", None)
-@example([*GONE_AFTER_ENGLISH, Operation(("Has a dog",), 2, 2)], "Which dogs?", None)
-@example(
-    [
-        Operation(PREFERS, 0, 2),
-        Operation(question="¿Qué prefiere?"),
-        Operation((), 1, 1),
-    ],
-    "¿Qué prefiere?",
-    ("es",),
-)
-@example(
-    [
-        Operation(PREFERS, 0, 2),
-        Operation(question="¿Qué prefiere?"),
-        Operation((), 1, 2),
-    ],
-    "¿Qué prefiere?",
-    ("es",),
-)
+@example([*asked_between(DOGS, "Wo wohne ich?", 0, 1), NEW_DOG], "Which dogs?", None)
+@example([*asked_between(DOGS, "I'm vegan now.", 0, 1), NEW_DOG], "Which dogs?", None)
+@example(asked_between(PREFERS, PREFERRED, 1, 1), PREFERRED, ("es",))
+@example(asked_between(PREFERS, PREFERRED, 1, 2), PREFERRED, ("es",))
 @example([*HOUSES, Operation(question="Haus?"), Operation((), 2, 8)], "Haus?", None)
 @settings(max_examples=50)
 def test_an_index_is_as_one_made_anew_whatever_was_added_removed_and_asked(

@@ -18,6 +18,9 @@ CREATE_TABLES, CREATE_PARTITIONS, WIDEN_IDS = re.findall(
     r"```sql\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL
 )
 
+ENDINGS = "_sessions _owners _cursors _users _facts _embeddings _message_ids _schema"
+TABLES = {f"llama_index_memory{ending}" for ending in ["", *ENDINGS.split()]}
+
 
 async def run_script(uri: str, script: str) -> None:
     """Run several statements at once, as psql does."""

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
 
 import pytest
 from cryptography.fernet import Fernet
 
-from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore
+from llama_index_memory_ext import Fact, MemoryStore
 from llama_index_memory_ext.store.encryption import Cipher
 from llama_index_memory_ext.store.rows import SessionAccess
 from llama_index_memory_ext.store.vectors import KeptVectors
 from tests.conversation import assistant, calling, record, result, sent_text, user
 from tests.databases import OpenStore, ask, stored_cursor
 from tests.scripted_models import StartModel
-from tests.store.test_encryption import CANARIES, learner
+from tests.store.test_encryption import CANARIES, learner, memory_on
 
 KEY, OTHER_KEY = Fernet.generate_key().decode(), Fernet.generate_key().decode()
 WORD = "canary"
@@ -47,11 +46,6 @@ async def damage_rows(
         f"UPDATE llama_index_memory{table} SET {column} = CAST('{value}' AS {kind}) "  # noqa: S608 - our own
         f"WHERE {where}",
     )
-
-
-def memory_on(store: MemoryStore, **options: Any) -> CondensedMemory:
-    options = {"extract_facts": False, "user_id": "ann", **options}
-    return CondensedMemory.from_defaults("chat", chat_store=store, **options)
 
 
 async def texts_of(store: MemoryStore) -> list[str | None]:

@@ -35,11 +35,10 @@ from tests.forked import run_forked
 from tests.openai_server import Message, call, say
 from tests.scripted_models import StartModel
 from tests.search.test_embeddings import Meanings
+from tests.store.conftest import TABLES
 
 KEY, OTHER_KEY = Fernet.generate_key().decode(), Fernet.generate_key().decode()
 CANARIES = [f"canary{number}bird" for number in range(30)]
-# What the tables hold that no key protects.
-TABLES = ("", "_cursors", "_facts", "_embeddings", "_sessions", "_owners", "_users")
 
 
 def memory_on(
@@ -53,11 +52,8 @@ async def stored(uri: str) -> str:
     """All rows of a server; all bytes of a file and of its journal."""
     if "postgres" in uri:
         rows: list[str] = []
-        for ending in TABLES:
-            rows += await ask(
-                uri,
-                f"SELECT CAST(t AS TEXT) FROM llama_index_memory{ending} AS t",  # noqa: S608 - our own
-            )
+        for table in TABLES:
+            rows += await ask(uri, f"SELECT CAST(t AS TEXT) FROM {table} AS t")  # noqa: S608 - our own
         return "\n".join(rows)
     path = uri.partition("///")[2]
     files = [Path(f"{path}{ending}") for ending in ("", "-wal")]
@@ -70,8 +66,8 @@ async def table_rows(uri: str) -> list[Any]:
     rows: list[Any] = []
     engine = create_async_engine(uri)
     async with engine.connect() as connection:
-        for ending in (*TABLES, "_message_ids", "_schema"):
-            select = f"SELECT * FROM llama_index_memory{ending}"  # noqa: S608 - our own
+        for table in sorted(TABLES):
+            select = f"SELECT * FROM {table}"  # noqa: S608 - our own
             rows += sorted(map(str, await connection.execute(text(select))))
     await engine.dispose()
     return rows

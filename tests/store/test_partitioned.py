@@ -10,19 +10,9 @@ from llama_index_memory_ext.store.rows import SessionAccess
 from llama_index_memory_ext.store.vectors import KeptVectors
 from tests.conversation import user
 from tests.databases import OpenStore, ask, host_on
-from tests.store.conftest import WIDEN_IDS, run_script, structure
+from tests.store.conftest import TABLES, WIDEN_IDS, run_script, structure
 
-ENDINGS = {
-    "",
-    "_sessions",
-    "_owners",
-    "_cursors",
-    "_users",
-    "_facts",
-    "_embeddings",
-    "_message_ids",
-}
-PARTITIONED = {f"llama_index_memory{ending}" for ending in ENDINGS}
+PARTITIONED = TABLES - {"llama_index_memory_schema"}
 BEYOND_32_BITS = 2**31
 
 

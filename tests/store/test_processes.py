@@ -12,26 +12,10 @@ import pytest
 
 from llama_index_memory_ext import CondensedMemory, MemoryStore, StoreError
 from tests.conversation import assistant, record, sent_text, user
-from tests.forked import python_command
+from tests.forked import python_command, run_forked
 from tests.store.frozen import OwnServer, own_server
 
 __all__ = ["own_server"]
-
-
-def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [
-        *python_command(),
-        "-W",
-        "error",
-        "-W",
-        "ignore::DeprecationWarning",
-        "-c",
-        code,
-        *arguments,
-    ]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=120, check=False
-    )
 
 
 LEFT = """
@@ -54,8 +38,8 @@ asyncio.run(main())
 async def test_a_write_under_way_is_stored_at_the_end_of_the_program(
     database_uri: str,
 ) -> None:
-    done = await asyncio.to_thread(run, LEFT, database_uri)
-    assert done.returncode == 0, done.stderr
+    done = await asyncio.to_thread(run_forked, LEFT, database_uri)
+    assert (done.returncode, done.stderr) == (0, "")
     async with aclosing(MemoryStore(database_uri)) as store:
         # The program waits a second for its writes, in which a busy machine does not store thousands of messages.
         assert await store.count_messages("chat", None) == 301

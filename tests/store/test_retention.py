@@ -66,23 +66,6 @@ def talk(*words: str) -> list[ChatMessage]:
     return messages
 
 
-async def test_turns_that_are_older_go_and_younger_ones_stay(
-    store: MemoryStore,
-) -> None:
-    memory = on(store)
-    await memory.aput_messages([*turn("one"), *turn("two")])
-    await age(store, "chat", 91)
-    await memory.aput_messages([*turn("three"), user("Now?")])
-    assert await store.aretain(days=90) == {"messages": 4, "facts": 0, "unread": 0}
-    assert await said(store) == ["Tell three.", "Told three.", "Now?"]
-    assert [text for _, text in record(sent_text(await memory.aget()))] == [
-        "Tell three.",
-        "Told three.",
-    ]
-    assert await store.aretain(days=90) == NOTHING
-    assert await store.aretain() == NOTHING
-
-
 async def age_turn(store: MemoryStore, word: str, days: float) -> None:
     """Make a turn so many days older, as if it were imported or the clock had been wrong."""
     older = "UPDATE {rows} SET timestamp = timestamp - :change WHERE id {in_row_ids}"
@@ -124,6 +107,7 @@ async def test_an_old_turn_goes_behind_a_younger_one(
         texts = " ".join(message.text for message in found.messages)
         assert (f"Tell {word}." in texts) == (f"Tell {word}." in left)
     assert await store.aretain(days=1) == NOTHING
+    assert await store.aretain() == NOTHING
 
 
 async def test_the_words_on_both_sides_of_an_old_turn_leave_the_facts(

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import event
 
-from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore
+from llama_index_memory_ext import CondensedMemory, MemoryStore
 from tests.conversation import assistant, record, sent_text, user
 from tests.databases import OpenStore, ask
 
@@ -46,38 +46,6 @@ async def test_a_turn_takes_few_statements(
     assert counts[-4:] == [6, 1, 1, 4]
     assert record(sent_text(await memory.aget()))[-1] == ("assistant", "Fine.")
     assert await connections_to(postgres_uri) == 1
-
-
-async def test_what_others_have_changed_is_seen_in_the_next_prompt(
-    store: MemoryStore,
-) -> None:
-    """Messages, facts, a cut and a deletion, though one glance tells what has changed."""
-    options: dict[str, Any] = {
-        "user_id": "ann",
-        "chat_store": store,
-        "max_messages": 60,
-        **NO_FACTS,
-    }
-    one, other = (CondensedMemory.from_defaults("chat", **options) for _ in range(2))
-    await one.aput_messages([user("first"), assistant("yes"), user("second")])
-    await one.aget()
-    await other.aput_messages([assistant("no"), user("third")])
-    await other.facts.aadd("Likes tea")
-    shown = sent_text(await one.aget())
-    assert [said for _, said in record(shown)] == ["first", "yes", "second", "no"]
-    assert "Likes tea" in shown
-    # More than a glance shows, and more than the record may have.
-    for i in range(50):
-        await other.aput_messages([assistant(f"answer {i}"), user(f"question {i}")])
-    await other.aget()
-    assert sent_text(await one.aget()) == sent_text(await other.aget())
-    fact = (await one.facts.alist())[0]
-    assert isinstance(fact, Fact)
-    await other.facts.aforget(fact.id)
-    await other.aset([user("begun anew"), assistant("yes"), user("and?")])
-    shown = sent_text(await one.aget())
-    assert [said for _, said in record(shown)] == ["begun anew", "yes"]
-    assert "Likes tea" not in shown
 
 
 async def test_closed_loops_share_a_connection_and_leave_no_warning(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import sqlite3
-import subprocess
 from contextlib import aclosing, closing
 from pathlib import Path
 from typing import Any
@@ -23,22 +22,10 @@ from llama_index_memory_ext.store import versions
 from llama_index_memory_ext.store.versions import SCHEMA_VERSION
 from tests.conversation import assistant, record, sent_text, user
 from tests.databases import ask
-from tests.forked import python_command
+from tests.forked import run_forked
 from tests.memories import close_plain_memory
-from tests.store.conftest import structure
+from tests.store.conftest import TABLES, structure
 
-ENDINGS = (
-    "",
-    "_sessions",
-    "_owners",
-    "_cursors",
-    "_users",
-    "_facts",
-    "_embeddings",
-    "_message_ids",
-    "_schema",
-)
-TABLES = {f"llama_index_memory{ending}" for ending in ENDINGS}
 LIMITS: dict[str, Any] = {"condensed_token_limit": 200, "extract_facts": False}
 
 
@@ -161,9 +148,7 @@ async def test_an_opening_that_was_killed_has_changed_nothing(uri: str) -> None:
     """Not even just before its end; and the next one makes all tables."""
     await write_as_host(uri)
     before = await structure(uri)
-    done = subprocess.run(
-        [*python_command(), "-c", KILLED, uri], capture_output=True, check=False
-    )
+    done = run_forked(KILLED, uri)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert await structure(uri) == before
     assert await asked(uri) is None
@@ -197,12 +182,7 @@ assert [os.waitpid(process, 0)[1] for process in crowd] == [0] * 8
 
 
 async def test_eight_processes_open_the_same_database_at_once(uri: str) -> None:
-    done = subprocess.run(
-        [*python_command(), "-c", CROWD, uri],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_forked(CROWD, uri)
     assert done.returncode == 0, done.stderr
     store = MemoryStore(uri)
     assert await store.count_messages("crowd") == 8

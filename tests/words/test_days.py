@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llama_index_memory_ext.search.tfidf import Document, TfidfRanker
 from llama_index_memory_ext.words.dates import MONTHS, date_words, with_english_days
 from llama_index_memory_ext.words.tokens import terms_in
 from tests.words import cases
@@ -92,13 +91,3 @@ def test_may_as_a_month_is_found(text: str) -> None:
 def test_the_verb_may_is_no_month(text: str) -> None:
     assert "may" not in terms_in(text)
     assert "may" not in terms_in(text.lower())
-
-
-def test_a_question_with_the_verb_finds_nothing_of_may() -> None:
-    ranker = TfidfRanker()
-    ranker.add(
-        [Document("toaster", "Bought a toaster", date=date_words(date(2026, 5, 14)))]
-    )
-    assert not ranker.similarities("What may help the user sleep?")
-    assert ranker.similarities("What did the user get in May?")
-    assert ranker.similarities("And on 2026-05-14?").keys() == {"toaster"}
