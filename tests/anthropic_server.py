@@ -172,7 +172,7 @@ class _AnthropicHandler(Handler):
         if "error" in answer:
             self.refuse(answer["status"], "api_error", answer["error"]["message"])
         else:
-            self.send(200, _message(body["model"], answer, usage))
+            self.send(200, message_of(body["model"], answer, usage))
 
     def refuse(self, status: int, kind: str, message: str) -> None:
         self.send(
@@ -180,7 +180,7 @@ class _AnthropicHandler(Handler):
         )
 
 
-def _message(model: str, answer: Message, usage: Usage) -> dict[str, Any]:
+def message_of(model: str, answer: Message, usage: Usage) -> dict[str, Any]:
     calls = answer.get("tool_calls") or []
     text = (
         [{"type": "text", "text": answer["content"]}] if answer.get("content") else []

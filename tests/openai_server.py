@@ -240,7 +240,7 @@ class Handler(BaseHTTPRequestHandler):
         elif responses:
             self.send(200, response(name, body["model"], message, usage))
         else:
-            self.send(200, _completion(body["model"], message, usage))
+            self.send(200, completion(body["model"], message, usage))
 
     def send(self, status: int, body: dict[str, Any]) -> None:
         payload = json.dumps(body).encode()
@@ -264,7 +264,7 @@ class Handler(BaseHTTPRequestHandler):
         self.close_connection = True
 
 
-def _completion(model: str, message: Message, usage: Message) -> dict[str, Any]:
+def completion(model: str, message: Message, usage: Message) -> dict[str, Any]:
     reason = message.get("finish_reason") or (
         "tool_calls" if message.get("tool_calls") else "stop"
     )

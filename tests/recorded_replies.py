@@ -11,7 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.openai_server import Handler, Message, listening
+from benchmarks.prompt_caches import Usage
+from tests.anthropic_server import message_of
+from tests.openai_responses import response
+from tests.openai_server import Handler, Message, call, completion, listening
 
 # What no reader of a conversation wants: a signature of thoughts, as long as Gemini's are.
 SIGNATURE = base64.b64encode(bytes(range(256)) * 6).decode()
@@ -126,124 +129,76 @@ def cohere(address: str) -> Any:
     return llm
 
 
-_CALL = {"name": "weather", "arguments": json.dumps(QUERY)}
-_TOOL_USE = {"id": "call_1", "name": "weather", "input": QUERY}
 _TOKENS = {"input_tokens": 7, "output_tokens": 5}
 
 
-def chat_completion(model: str, **message: Any) -> Message:
-    """Return an answer of the chat completions API, with a call of the tool."""
-    calls = [{"id": "call_1", "type": "function", "function": _CALL}]
-    choice = {
-        "index": 0,
-        "finish_reason": "tool_calls",
-        "message": {"role": "assistant", "tool_calls": calls, **message},
+_CALLED = call(("call_1", "weather", QUERY), content=WORDS)
+_USAGE = {
+    "prompt_tokens": 7,
+    "prompt_tokens_details": {"cached_tokens": 0},
+    "completion_tokens": 5,
+    "total_tokens": 12,
+}
+
+
+def with_thoughts() -> Message:
+    """Return an answer of the responses API with thoughts and a citation."""
+    reply = response("resp_1", "gpt-5", _CALLED, _USAGE)
+    thoughts = {
+        "id": "rs_1",
+        "type": "reasoning",
+        "summary": [{"type": "summary_text", "text": THOUGHT}],
+        "encrypted_content": SIGNATURE,
     }
-    return {
-        "id": "chatcmpl-1",
-        "object": "chat.completion",
-        "created": 1,
-        "model": model,
-        "choices": [choice],
-        "usage": {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12},
+    citation = {
+        "type": "url_citation",
+        "start_index": 0,
+        "end_index": 6,
+        "title": "Weather",
+        "url": "https://weather.example/",
     }
+    reply["output"][0]["content"][0]["annotations"] = [citation]
+    reply["output"].insert(0, thoughts)
+    return reply
+
+
+def with_thinking() -> Message:
+    """Return an answer of Anthropic's API with thoughts and a citation."""
+    reply = message_of("claude-sonnet-4-5", _CALLED, Usage(7, 0, 0))
+    citation = {
+        "type": "search_result_location",
+        "cited_text": "Rain in Oslo.",
+        "source": "https://weather.example/",
+        "title": "Weather",
+        "start_block_index": 0,
+        "end_block_index": 1,
+        "search_result_index": 0,
+    }
+    reply["content"][0]["citations"] = [citation]
+    thoughts = {"type": "thinking", "thinking": THOUGHT, "signature": SIGNATURE}
+    reply["content"].insert(0, thoughts)
+    return reply
 
 
 REPLIES: dict[Callable[[str], Any], Message] = {
-    openai: chat_completion(
+    openai: completion(
         "gpt-4o-audio-preview",
-        content=WORDS,
-        refusal=None,
-        annotations=[],
-        reasoning_content=THOUGHT,
-        audio={
-            "id": "audio_1",
-            "data": SIGNATURE,
-            "expires_at": 9,
-            "transcript": WORDS,
+        {
+            **_CALLED,
+            "refusal": None,
+            "annotations": [],
+            "reasoning_content": THOUGHT,
+            "audio": {
+                "id": "audio_1",
+                "data": SIGNATURE,
+                "expires_at": 9,
+                "transcript": WORDS,
+            },
         },
+        _USAGE,
     ),
-    openai_responses: {
-        "id": "resp_1",
-        "object": "response",
-        "created_at": 1,
-        "status": "completed",
-        "model": "gpt-5",
-        "parallel_tool_calls": True,
-        "tool_choice": "auto",
-        "tools": [],
-        "output": [
-            {
-                "id": "rs_1",
-                "type": "reasoning",
-                "summary": [{"type": "summary_text", "text": THOUGHT}],
-                "encrypted_content": SIGNATURE,
-            },
-            {
-                "id": "msg_1",
-                "type": "message",
-                "role": "assistant",
-                "status": "completed",
-                "content": [
-                    {
-                        "type": "output_text",
-                        "text": WORDS,
-                        "annotations": [
-                            {
-                                "type": "url_citation",
-                                "start_index": 0,
-                                "end_index": 6,
-                                "title": "Weather",
-                                "url": "https://weather.example/",
-                            }
-                        ],
-                    }
-                ],
-            },
-            {
-                "id": "fc_1",
-                "type": "function_call",
-                "call_id": "call_1",
-                "status": "completed",
-                **_CALL,
-            },
-        ],
-        "usage": {
-            "input_tokens": 7,
-            "input_tokens_details": {"cached_tokens": 0},
-            "output_tokens": 5,
-            "output_tokens_details": {"reasoning_tokens": 3},
-            "total_tokens": 12,
-        },
-    },
-    anthropic: {
-        "id": "msg_1",
-        "type": "message",
-        "role": "assistant",
-        "model": "claude-sonnet-4-5",
-        "stop_reason": "tool_use",
-        "stop_sequence": None,
-        "usage": _TOKENS,
-        "content": [
-            {"type": "thinking", "thinking": THOUGHT, "signature": SIGNATURE},
-            {
-                "type": "text",
-                "text": WORDS,
-                "citations": [
-                    {
-                        "type": "search_result_location",
-                        "cited_text": "Rain in Oslo.",
-                        "source": "https://weather.example/",
-                        "title": "Weather",
-                        "start_block_index": 0,
-                        "end_block_index": 1,
-                        "search_result_index": 0,
-                    }
-                ],
-            },
-            {"type": "tool_use", **_TOOL_USE},
-        ],
-    },
+    openai_responses: with_thoughts(),
+    anthropic: with_thinking(),
     google_genai: {
         "candidates": [
             {
@@ -315,12 +270,16 @@ REPLIES: dict[Callable[[str], Any], Message] = {
         "prompt_eval_count": 7,
         "eval_count": 5,
     },
-    mistralai: chat_completion(
+    mistralai: completion(
         "magistral-medium-latest",
-        content=[
-            {"type": "thinking", "thinking": [{"type": "text", "text": THOUGHT}]},
-            {"type": "text", "text": WORDS},
-        ],
+        {
+            **_CALLED,
+            "content": [
+                {"type": "thinking", "thinking": [{"type": "text", "text": THOUGHT}]},
+                {"type": "text", "text": WORDS},
+            ],
+        },
+        _USAGE,
     ),
     cohere: {
         "text": WORDS,

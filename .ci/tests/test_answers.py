@@ -18,12 +18,7 @@ answers_locomo = import_module("benchmarks.answers_locomo")
 asked_model = import_module("benchmarks.asked_model")
 live_agent = import_module("benchmarks.live_agent")
 
-KINDS = (
-    answer_talks.FACT,
-    answer_talks.CHANGED,
-    answer_talks.OTHER,
-    answer_talks.TOOL,
-)
+KINDS = (answer_talks.FACT, answer_talks.CHANGED, answer_talks.OTHER, answer_talks.TOOL)
 
 
 REPLY = {"role": "assistant", "content": "In Porto."}
@@ -60,11 +55,8 @@ def test_a_seed_makes_the_same_conversation_with_all_kinds_of_questions(
     assert first == answer_talks.make_talk(0, language, 100)
     assert first != answer_talks.make_talk(1, language, 100)
     everything = answer_talks.make_talk(0, language, 100, all_asked=True)
-    assert {question.kind for question in everything.questions} == {
-        *KINDS,
-        answer_talks.UNKNOWN,
-        answer_talks.CONTROL,
-    }
+    kinds = {question.kind for question in everything.questions}
+    assert kinds == {*KINDS, answer_talks.UNKNOWN, answer_talks.CONTROL}
 
 
 def test_each_memory_has_100_questions_and_20_controls() -> None:
@@ -177,10 +169,7 @@ def test_an_excerpt_of_locomo_ends_and_asks_what_has_gold_words() -> None:
         "id": "c",
         "speakers": ["Ann", "Ben"],
         "pools": {"turns": turns},
-        "questions": [
-            {"id": "c-1", "text": "What?"},
-            {"id": "c-2", "text": "Who?"},
-        ],
+        "questions": [{"id": "c-1", "text": "What?"}, {"id": "c-2", "text": "Who?"}],
     }
     talk = answers_locomo.excerpt_of(conversation, {"c-2": ["Ben"]})
     assert [question.text for question in talk.questions] == ["Who?"]

@@ -75,12 +75,8 @@ def test_results_say_what_was_run_where_and_with_which_versions(
     assert file.stem.startswith(module.removeprefix("benchmarks."))
     assert result["date"]
     assert result["machine"].keys() >= {"cpus", "platform", "python"}
-    assert result["versions"].keys() >= {
-        "llama-index-memory-ext",
-        "llama-index-core",
-        "tiktoken",
-        "sqlalchemy",
-    }
+    packages = {"llama-index-memory-ext", "llama-index-core", "tiktoken", "sqlalchemy"}
+    assert result["versions"].keys() >= packages
     assert result["measures"] or result["promises"]
     if file.stem in plots.NAMES:
         assert result["machine"].keys() >= {"processor", "memory_gb", "system"}
@@ -242,10 +238,8 @@ def test_a_task_is_the_same_each_time_and_is_sent_as_a_list_and_as_one_message(
     )
     for task in told.tasks(3, 7, ending):
         listed, (joined,) = one_message.prompts_of(task)
-        assert [one["content"] for one in listed] == [
-            *(one.content for one in task.said),
-            task.question,
-        ]
+        contents = [one["content"] for one in listed]
+        assert contents == [*(one.content for one in task.said), task.question]
         assert all(
             f">{one.content}</message>" in joined["content"] for one in task.said
         )
@@ -403,10 +397,8 @@ def test_what_is_lost_and_what_is_kept_wrongly_is_counted_and_no_text_of_it_is_w
 def test_no_secret_of_the_set_is_stored_and_hardly_a_harmless_fact_is_lost() -> None:
     entries = [entry for entry, _ in secrets_stored.outcomes()]
     for half in secrets_stored.HALVES:
-        assert (
-            sorted(entry["secret"] for entry in entries if entry["half"] == half)
-            == [False] * 15 + [True] * 15
-        )
+        secrets = sorted(entry["secret"] for entry in entries if entry["half"] == half)
+        assert secrets == [False] * 15 + [True] * 15
     stored, lost = secrets_stored.mistakes()
     assert (stored, lost[2:]) == ([], [])
 
@@ -476,20 +468,13 @@ def test_locomos_own_file_is_read_in_the_form_that_is_used_here(tmp_path: Path) 
         ("O1:0", "Ann keeps goats.", ["D1:1"]),
         ("O1:1", "Ben has a barn.", ["D1:2"]),
     ]
-    assert [entry["named"] for entry in read["questions"]] == [
-        "Who keeps goats?",
-        "Who keeps cows?",
-    ]
+    named = [entry["named"] for entry in read["questions"]]
+    assert named == ["Who keeps goats?", "Who keeps cows?"]
     assert [
         (entry["evidence"], entry["adversarial"]) for entry in read["questions"]
-    ] == [
-        (["D1:1", "D1:2"], False),
-        (["D1:1"], True),
-    ]
-    assert [message.role.value for message in locomo.messages_of(read)] == [
-        "user",
-        "assistant",
-    ]
+    ] == [(["D1:1", "D1:2"], False), (["D1:1"], True)]
+    roles = [message.role.value for message in locomo.messages_of(read)]
+    assert roles == ["user", "assistant"]
 
 
 def test_a_ranking_is_scored_by_what_fits_each_budget() -> None:
@@ -500,10 +485,8 @@ def test_a_ranking_is_scored_by_what_fits_each_budget() -> None:
     assert found == [{"B"}, {"A", "B"}, {"A", "B"}, {"A", "B", "C"}, {"A", "B", "C"}]
     shares = scores.shares_of(["A", "C"], found)
     assert shares == [0, 0.5, 0.5, 1, 1]
-    assert scores.recall_of([shares, [1] * 5]) == (
-        (50.0, 75.0, 75.0, 100.0, 100.0),
-        80.0,
-    )
+    recall = scores.recall_of([shares, [1] * 5])
+    assert recall == ((50.0, 75.0, 75.0, 100.0, 100.0), 80.0)
 
 
 GOLD = {

@@ -103,10 +103,8 @@ def test_every_mark_of_a_page_has_its_end_and_begins_no_line_of_a_paragraph(
 def test_a_number_is_shown_as_the_text_asks_for(
     how: str, expected: str, results: Path
 ) -> None:
-    assert (
-        figures.rendered(f"| a | {{{how}}} | {{by}} |", results)
-        == f"| a | {expected} | `small` |"
-    )
+    text = figures.rendered(f"| a | {{{how}}} | {{by}} |", results)
+    assert text == f"| a | {expected} | `small` |"
 
 
 def test_what_was_not_measured_is_an_error_that_names_file_and_measure(

@@ -77,11 +77,8 @@ async def test_the_server_starts_as_other_programs_are_told_to_start_it(
     command: str, args: list[str], tmp_path: Path
 ) -> None:
     if command == "uvx":
-        assert args[:3] == [
-            "--from",
-            "/path/to/clone[mcp]",
-            "llama-index-memory",
-        ]
+        source = args[:3]
+        assert source == ["--from", "/path/to/clone[mcp]", "llama-index-memory"]
         args = args[3:]
     else:
         assert Path(command).name == "llama-index-memory"
@@ -90,18 +87,8 @@ async def test_the_server_starts_as_other_programs_are_told_to_start_it(
     assert Path(database).is_absolute()
     args = [str(tmp_path / "memory.db") if one == database else one for one in args]
     if "--read-only" in args:
-        assert (
-            run(
-                "facts",
-                "add",
-                "Likes tea",
-                "--user",
-                "ann",
-                "--db",
-                str(tmp_path / "memory.db"),
-            ).returncode
-            == 0
-        )
+        added = f"facts add tea --user ann --db {tmp_path}/memory.db"
+        assert run(*added.split()).returncode == 0
     python, *options = python_command()
     server = StdioServerParameters(
         command=python,
@@ -213,10 +200,8 @@ async def test_a_copy_of_a_user_has_all_sessions_and_the_facts_of_all_agents() -
         await memory.aput_messages([user(f"I am {user_id}."), assistant("Noted.")])
         await memory.facts.aadd(f"{user_id} in {session_id}")
     sessions, facts = await copy_of(store, "ann")
-    assert {name: len(json.loads(text)) for name, text in sessions.items()} == {
-        "team": 4,
-        "chat-17": 2,
-    }
+    counts = {name: len(json.loads(text)) for name, text in sessions.items()}
+    assert counts == {"team": 4, "chat-17": 2}
     contents = {json.loads(line).get("content") for line in facts.splitlines()}
     assert contents == {None, "ann in team", "ann in chat-17"}
     await store.aclose()

@@ -38,61 +38,41 @@ def calculator(messages: list[Message], tools: list[str]) -> Message:
     return say(f"It is {results[-1]}.")
 
 
-@pytest.mark.parametrize("streaming", [True, False])
 async def test_a_function_agent_sends_the_system_prompt_and_one_user_message(
-    open_memory: OpenMemory, start_model: StartModel, streaming: bool
+    open_memory: OpenMemory, start_model: StartModel
 ) -> None:
     """Within a turn the calls and results follow in the order in which the API asks for them."""
     llm, server = start_model(calculator)
     memory = open_memory()
     agent = FunctionAgent(
-        llm=llm,
-        tools=[multiply, divide],
-        system_prompt="You calculate.",
-        streaming=streaming,
+        llm=llm, tools=[multiply, divide], system_prompt="You calculate."
     )
     answer = await agent.run("What is (3214 * 322) / 2?", memory=memory)
     assert str(answer) == "It is 517454.0."
-    assert [m["role"] for m in server.requests[-1]] == [
-        "system",
-        "user",
-        "assistant",
-        "tool",
-        "assistant",
-        "tool",
-    ]
+    roles = [m["role"] for m in server.requests[-1]]
+    assert roles == ["system", "user", "assistant", "tool", "assistant", "tool"]
 
     answer = await agent.run("How did you go about answering that?", memory=memory)
     assert str(answer) == "I was sent 2 messages."
     system, question = server.requests[-1]
-    assert (system["role"], system["content"], question["role"]) == (
-        "system",
-        "You calculate.",
-        "user",
-    )
+    sent = (system["role"], system["content"], question["role"])
+    assert sent == ("system", "You calculate.", "user")
     text = question["content"]
     assert text.startswith("<memory>\n<condensed_memory>\n")
     assert text.endswith(
         f"</condensed_memory>\n{BEFORE_QUESTION}How did you go about answering that?"
     )
     shown = record(text)
-    assert [role for role, _ in shown] == [
-        "user",
-        "assistant",
-        "tool",
-        "assistant",
-        "tool",
-        "assistant",
-    ]
+    roles = [role for role, _ in shown]
+    assert roles == ["user", "assistant", "tool", "assistant", "tool", "assistant"]
     assert text.count('multiply({"a": 3214, "b": 322})') == 1
     assert text.count("divide(") == 1
     assert [body for role, body in shown if role == "tool"] == ["1034908", "517454.0"]
     assert server.refusals == []
 
 
-@pytest.mark.parametrize("streaming", [True, False])
 async def test_a_react_agent_keeps_its_reasoning_in_the_record(
-    open_memory: OpenMemory, start_model: StartModel, streaming: bool
+    open_memory: OpenMemory, start_model: StartModel
 ) -> None:
     """A ReAct agent's calls are part of its text."""
 
@@ -108,7 +88,7 @@ async def test_a_react_agent_keeps_its_reasoning_in_the_record(
 
     llm, server = start_model(react)
     memory = open_memory()
-    agent = ReActAgent(llm=llm, tools=[multiply], streaming=streaming)
+    agent = ReActAgent(llm=llm, tools=[multiply])
     assert str(await agent.run("What is 2 * 3?", memory=memory)) == "It is 6."
     assert str(await agent.run("Thanks!", memory=memory)) == "You are welcome."
     system, question = server.requests[-1]
@@ -118,9 +98,8 @@ async def test_a_react_agent_keeps_its_reasoning_in_the_record(
     assert server.refusals == []
 
 
-@pytest.mark.parametrize("streaming", [True, False])
 async def test_a_workflow_hands_over_between_agents_in_one_turn(
-    open_memory: OpenMemory, start_model: StartModel, streaming: bool
+    open_memory: OpenMemory, start_model: StartModel
 ) -> None:
     """The hand-over's call and result stand behind the question, and are in the record of the next turn."""
 
@@ -150,28 +129,15 @@ async def test_a_workflow_hands_over_between_agents_in_one_turn(
     llm, server = start_model(model)
     memory = open_memory()
     front = FunctionAgent(
-        name="front",
-        description="Answers.",
-        llm=llm,
-        can_handoff_to=["maths"],
-        streaming=streaming,
+        name="front", description="Answers.", llm=llm, can_handoff_to=["maths"]
     )
     maths = FunctionAgent(
-        name="maths",
-        description="Calculates.",
-        llm=llm,
-        tools=[multiply],
-        streaming=streaming,
+        name="maths", description="Calculates.", llm=llm, tools=[multiply]
     )
     workflow = AgentWorkflow(agents=[front, maths], root_agent="front")
     assert str(await workflow.run("What is 2 * 3?", memory=memory)) == "It is 6."
-    assert [m["role"] for m in server.requests[-1]] == [
-        "user",
-        "assistant",
-        "tool",
-        "assistant",
-        "tool",
-    ]
+    roles = [m["role"] for m in server.requests[-1]]
+    assert roles == ["user", "assistant", "tool", "assistant", "tool"]
     await workflow.run("Thanks!", memory=memory)
     (prompt,) = server.requests[-1]
     assert (
@@ -191,16 +157,12 @@ async def test_a_given_chat_history_replaces_the_conversation(
     history = [user("My name is Logan."), assistant("Hello Logan.")]
     await agent.run("What is my name?", chat_history=history, memory=memory)
     (prompt,) = server.requests[-1]
-    assert record(prompt["content"]) == [
-        ("user", "My name is Logan."),
-        ("assistant", "Hello Logan."),
-    ]
+    entries = record(prompt["content"])
+    assert entries == [("user", "My name is Logan."), ("assistant", "Hello Logan.")]
     await agent.run(chat_history=[*history, user("What is my name?")], memory=memory)
     (prompt,) = server.requests[-1]
-    assert record(prompt["content"]) == [
-        ("user", "My name is Logan."),
-        ("assistant", "Hello Logan."),
-    ]
+    entries = record(prompt["content"])
+    assert entries == [("user", "My name is Logan."), ("assistant", "Hello Logan.")]
     assert prompt["content"].endswith(f"{BEFORE_QUESTION}What is my name?")
 
 
@@ -244,12 +206,8 @@ async def test_a_run_that_is_stopped_early_leaves_no_open_call(
     memory = open_memory()
     agent = FunctionAgent(llm=llm, tools=[multiply], early_stopping_method="generate")
     for question in ("Multiply for ever.", "And now?"):
-        assert (
-            str(await agent.run(question, memory=memory, max_iterations=2))
-            == "I stop here."
-        )
-    assert [message.content for message in await memory.aget_all()][::2] == [
-        "Multiply for ever.",
-        "And now?",
-    ]
+        answer = str(await agent.run(question, memory=memory, max_iterations=2))
+        assert answer == "I stop here."
+    contents = [message.content for message in await memory.aget_all()][::2]
+    assert contents == ["Multiply for ever.", "And now?"]
     assert server.refusals == []

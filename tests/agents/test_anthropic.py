@@ -137,9 +137,8 @@ async def test_what_a_cut_leaves_is_kept_by_a_cache_that_begins_at_4096_tokens(
         extract_facts=False,
     )
     for i in range(60):
-        await FunctionAgent(llm=llm, tools=[multiply], streaming=False).run(
-            f"{LONG[:2_000]} {i}", memory=memory
-        )
+        await memory.aput(ChatMessage(f"{LONG[:2_000]} {i}"))
+        await memory.aput((await llm.achat(await memory.aget())).message)
     prompts = [usage.prompt for usage in server.usages]
     cuts = [
         i for i, (before, now) in enumerate(pairwise(prompts), start=1) if now < before

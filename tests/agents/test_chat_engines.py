@@ -125,11 +125,8 @@ def check_simple(turn: int, requests: list[list[Message]]) -> None:
 def check_context(turn: int, requests: list[list[Message]]) -> None:
     """The engine's system message, the memory as a user's, a short answer, and the question alone."""
     (context, memory, answer, question) = texts(requests[-1])
-    assert (context[0], memory[0], question) == (
-        "system",
-        "user",
-        ("user", QUESTIONS[turn]),
-    )
+    ends = (context[0], memory[0], question)
+    assert ends == ("system", "user", ("user", QUESTIONS[turn]))
     assert answer == ("assistant", "I have read the conversation so far.")
     assert "Oslo has rain." in context[1]
     assert memory[1].startswith("<memory>\n")
@@ -222,11 +219,8 @@ async def test_a_turn_that_goes_on_stays_whatever_is_asked(
         [user("Sum!"), calling(("c1", "add", {"a": 1})), result("c1", "4711")]
     )
     for question in ("Sum!", "Something else"):
-        assert [one.role.value for one in await memory.aget(input=question)] == [
-            "user",
-            "assistant",
-            "tool",
-        ]
+        roles = [one.role.value for one in await memory.aget(input=question)]
+        assert roles == ["user", "assistant", "tool"]
 
 
 async def test_a_question_that_was_flushed_while_it_is_answered_is_not_to_come(
@@ -236,10 +230,8 @@ async def test_a_question_that_was_flushed_while_it_is_answered_is_not_to_come(
     await memory.aput(user("Sum!"))
     await memory.aflush()
     (prompt,) = await memory.aget(input="Sum!")
-    assert (prompt.role.value, shown(prompt.content or "")) == (
-        "user",
-        [("user", "Sum!")],
-    )
+    message = (prompt.role.value, shown(prompt.content or ""))
+    assert message == ("user", [("user", "Sum!")])
 
 
 async def test_closing_leaves_a_question_without_an_answer_where_it_is(

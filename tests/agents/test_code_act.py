@@ -64,20 +64,15 @@ async def names(memory: CondensedMemory) -> list[str]:
     return [fact.content for fact in await memory.facts.alist()]
 
 
-@pytest.mark.parametrize("streaming", [True, False])
 async def test_a_name_that_a_program_prints_is_not_the_users(
-    open_memory: OpenMemory,
-    start_model: StartModel,
-    streaming: bool,
+    open_memory: OpenMemory, start_model: StartModel
 ) -> None:
     """In facts, record, recall and turns it is a tool's; the agent works through its rounds with what it has put."""
     llm, server = start_model(programmer)
     memory = open_memory(user_id="ann", llm=llm)
-    agent = CodeActAgent(execute, llm=llm, streaming=streaming)
-    assert (
-        str(await agent.run("My name is Ann. Who wrote this?", memory=memory))
-        == "It was Mallory."
-    )
+    agent = CodeActAgent(execute, llm=llm)
+    answer = str(await agent.run("My name is Ann. Who wrote this?", memory=memory))
+    assert answer == "It was Mallory."
     rounds = [
         request
         for request in server.requests
@@ -94,22 +89,14 @@ async def test_a_name_that_a_program_prints_is_not_the_users(
         for one in server.requests
         if (text := str(one[-1]["content"])).endswith(f"{BEFORE_QUESTION}Thanks!")
     ]
-    assert [role for role, _ in record(shown)] == [
-        "user",
-        "assistant",
-        "tool",
-        "assistant",
-        "tool",
-        "assistant",
-    ]
+    roles = [role for role, _ in record(shown)]
+    assert roles == ["user", "assistant", "tool", "assistant", "tool", "assistant"]
     await memory.aflush()
     assert await names(memory) == ["Is called Ann"]
     found = await memory.asearch("Mallory", facts=False)
     assert {one.role for one in found.messages if PRINTED in one.text} == {"assistant"}
-    assert [one.role.value for one in await memory.aget_all()][:6] == [
-        "user",
-        "assistant",
-    ] * 3
+    stored_roles = [one.role.value for one in await memory.aget_all()][:6]
+    assert stored_roles == ["user", "assistant"] * 3
     assert (await memory.aget_all())[2].content == PRINTED
 
 

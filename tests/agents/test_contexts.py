@@ -142,12 +142,10 @@ async def test_a_human_answers_in_another_process_and_the_run_goes_on(
         asked, answered, thanked = server.requests[1:]
         assert answered[:1] == asked
         assert asked[0]["content"].endswith(f"{BEFORE_QUESTION}Delete a.txt")
-        assert [message["role"] for message in answered] == [
-            "user",
-            "assistant",
-            "tool",
-        ]
-        assert [body for _, body in record(thanked[0]["content"])] == [
+        roles = [message["role"] for message in answered]
+        assert roles == ["user", "assistant", "tool"]
+        bodies = [body for _, body in record(thanked[0]["content"])]
+        assert bodies == [
             "My name is Ann.",
             "Fine.",
             "Delete a.txt",
@@ -238,14 +236,10 @@ async def test_a_pickle_keeps_session_and_settings_but_no_model(
     twin = serializer.deserialize(serializer.serialize(memory))
     async with twin:
         assert (twin.session_id, twin.facts_block.user_id) == ("chat", "ann")
-        assert (
-            twin.condensed_block.token_limit,
-            twin.condensed_block.max_messages,
-        ) == (1_000, 7)
-        assert [block.llm for block in (twin.condensed_block, twin.facts_block)] == [
-            None,
-            None,
-        ]
+        limits = (twin.condensed_block.token_limit, twin.condensed_block.max_messages)
+        assert limits == (1_000, 7)
+        models = [block.llm for block in (twin.condensed_block, twin.facts_block)]
+        assert models == [None, None]
         assert await twin.aget_all() == await memory.aget_all()
         twin.facts_block.extract_facts = False
 

@@ -80,6 +80,11 @@ EVERYTHING: dict[str, Any] = {
     "facts": ["Lives in Rome", "Is allergic to nuts"],
     "quote": "Forget everything about me.",
 }
+ORDER: dict[str, Any] = {
+    "user": EVERYTHING["quote"],
+    "forget": [EVERYTHING],
+    "assistant": "Really all?",
+}
 
 
 @pytest.fixture
@@ -102,12 +107,7 @@ async def test_everything_goes_after_it_was_listed_and_the_user_has_said_yes(
     memory: CondensedMemory,
 ) -> None:
     """In a later message: not in that of the order, however often the model calls. It can be restored."""
-    asks = {
-        "user": "Forget everything about me.",
-        "forget": [EVERYTHING, EVERYTHING],
-        "assistant": "Really all?",
-    }
-    for answer in await say(memory, asks):
+    for answer in await say(memory, {**ORDER, "forget": [EVERYTHING, EVERYTHING]}):
         assert answer.count("Not forgotten: [") == 2
         assert (
             "Lives in Rome: show the user all that would go, and ask. Call this again when their next"
@@ -141,14 +141,7 @@ async def test_everything_goes_after_it_was_listed_and_the_user_has_said_yes(
 async def test_what_is_no_yes_forgets_nothing(
     memory: CondensedMemory, answer: str
 ) -> None:
-    await say(
-        memory,
-        {
-            "user": "Forget everything about me.",
-            "forget": [EVERYTHING],
-            "assistant": "Really all?",
-        },
-    )
+    await say(memory, ORDER)
     for quote in (EVERYTHING["quote"], answer):
         await say(memory, {"user": answer, "forget": [{**EVERYTHING, "quote": quote}]})
     assert await known(memory) == ["Is allergic to nuts", "Lives in Rome"]
@@ -158,14 +151,7 @@ async def test_what_was_not_listed_does_not_go_with_everything(
     memory: CondensedMemory,
 ) -> None:
     """Nor does anything where the user says yes to something else."""
-    await say(
-        memory,
-        {
-            "user": "Forget everything about me.",
-            "forget": [EVERYTHING],
-            "assistant": "Really all?",
-        },
-    )
+    await say(memory, ORDER)
     # Half of its words were listed.
     await memory.facts.aadd("Has a piano in Rome")
     facts = [*EVERYTHING["facts"], "Has a piano in Rome"]
@@ -211,10 +197,8 @@ async def test_what_was_not_listed_does_not_go_with_everything(
 def test_an_order_to_forget_is_told_from_others(
     said: str, content: str, *, is_asked: bool
 ) -> None:
-    assert asks_to_forget(said, [Utterance(1, "user", said)], [], [content]) == (
-        [is_asked],
-        False,
-    )
+    orders = asks_to_forget(said, [Utterance(1, "user", said)], [], [content])
+    assert orders == ([is_asked], False)
 
 
 async def test_a_request_before_the_last_lines_is_no_request_any_more(

@@ -57,11 +57,8 @@ async def test_facts_and_messages_come_as_nodes_best_first(
     await memory.facts.aadd("Likes tea")
     await memory.aput_messages([*BIKE, user("Where did I buy it?")])
     nodes = await MemoryRetriever(memory).aretrieve("What happened in Berlin?")
-    assert [node.node.metadata["kind"] for node in nodes] == [
-        "message",
-        "fact",
-        "message",
-    ]
+    kinds = [node.node.metadata["kind"] for node in nodes]
+    assert kinds == ["message", "fact", "message"]
     scores = [node.score or 0 for node in nodes]
     assert scores == sorted(scores, reverse=True)
     # The age of a fact counts little for a short question.
@@ -78,14 +75,10 @@ async def test_facts_and_messages_come_as_nodes_best_first(
         "date": day,
         "session_id": "monday",
     }
-    assert (
-        said.get_content(MetadataMode.LLM)
-        == f"kind: message\nrole: user\ndate: {day}\n\n{BIKE[0].content}"
-    )
-    assert (said.metadata["session_id"], len(said.metadata["message_ids"])) == (
-        "chat",
-        1,
-    )
+    text = said.get_content(MetadataMode.LLM)
+    assert text == f"kind: message\nrole: user\ndate: {day}\n\n{BIKE[0].content}"
+    source = (said.metadata["session_id"], len(said.metadata["message_ids"]))
+    assert source == ("chat", 1)
 
 
 async def test_nothing_is_found_without_a_word_in_common(
@@ -223,10 +216,8 @@ async def test_a_query_engine_answers_from_the_memory(
     assert str(response) == "In Berlin."
     assert "Rides a bike to work" in str(server.requests[-1])
     assert "I bought a red bike in Berlin." in str(server.requests[-1])
-    assert {node.node.metadata["kind"] for node in response.source_nodes[:3]} == {
-        "fact",
-        "message",
-    }
+    kinds = {node.node.metadata["kind"] for node in response.source_nodes[:3]}
+    assert kinds == {"fact", "message"}
     tool = RetrieverTool.from_defaults(MemoryRetriever(memory, facts=False))
     assert "I bought a red bike in Berlin." in str(await tool.acall("bike"))
 

@@ -191,12 +191,8 @@ async def check(
             likes,
         ]
         assert again[i] == likes
-        said = [
-            message.content
-            for message in await store.get_messages(
-                json.dumps([f"user{i}", "first"]), None
-            )
-        ]
+        messages = await store.get_messages(json.dumps([f"user{i}", "first"]), None)
+        said = [message.content for message in messages]
         asked = [f"I like {likes}.", "Hello", "Good day", "What do I like?"]
         assert said == [
             text for turn in zip(asked, answers[i], strict=True) for text in turn
@@ -433,9 +429,7 @@ async def test_a_request_that_failed_is_repeated_and_stores_its_question_once(
             assert (await bob.get("/messages?session_id=first")).json() == []
 
 
-async def test_a_user_is_forgotten_with_the_answer_that_runs(
-    database_uri: str,
-) -> None:
+async def test_a_user_is_forgotten_with_the_answer_that_runs(database_uri: str) -> None:
     """Another user, and another user's answer, stay."""
     asked, answered = threading.Semaphore(0), threading.Event()
 

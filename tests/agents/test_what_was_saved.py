@@ -56,11 +56,7 @@ def model(messages: list[Message], tools: list[str]) -> Message:
             }
         )
     return call(
-        (
-            "call_1",
-            "report_facts",
-            as_report({"new_facts": facts, "retired": retired}),
-        )
+        ("call_1", "report_facts", as_report({"new_facts": facts, "retired": retired}))
     )
 
 
@@ -144,10 +140,8 @@ async def test_a_user_sees_what_is_known_with_what_was_said_last(
         async with users(socket, 2) as (ann, bob):
             await say_to(ann, "I live in Oslo.")
             (fact,) = (await ann.get("/facts")).json()
-            assert (fact["content"], fact["quote"]) == (
-                "Lives in Oslo",
-                "I live in Oslo",
-            )
+            words = (fact["content"], fact["quote"])
+            assert words == ("Lives in Oslo", "I live in Oslo")
             assert (await bob.get("/facts")).json() == []
 
 

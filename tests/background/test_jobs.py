@@ -78,10 +78,8 @@ async def test_the_last_failure_is_known_until_the_next_success() -> None:
     await jobs.wait(CHAT)
     failure = jobs.failure_of(CHAT)
     assert failure
-    assert (failure.failures, failure.retry_at) == (
-        2,
-        failure.at + timedelta(seconds=120),
-    )
+    state = (failure.failures, failure.retry_at)
+    assert state == (2, failure.at + timedelta(seconds=120))
     await jobs.finish(JobKey("another"), succeed)
     await jobs.finish(CHAT, fail)
     after = jobs.failure_of(CHAT)
@@ -98,23 +96,14 @@ def test_each_pause_is_twice_as_long_as_the_one_before_up_to_five_minutes() -> N
     """A success ends no pause, and makes the next one short."""
     back_off, without = BackOff(10.0), BackOff(0.0, failures=3)
     assert not back_off.pausing
-    assert [back_off.failed() for _ in range(7)] == [
-        10.0,
-        20.0,
-        40.0,
-        80.0,
-        160.0,
-        300.0,
-        300.0,
-    ]
+    pauses = [back_off.failed() for _ in range(7)]
+    assert pauses == [10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 300.0]
     assert BackOff(2.0, 5_000).failed() == LONGEST_PAUSE_SECONDS
     without.failed()
     for one in (back_off, without):
         one.succeeded()
-    assert [(one.failures, one.pausing) for one in (back_off, without)] == [
-        (7, True),
-        (0, False),
-    ]
+    states = [(one.failures, one.pausing) for one in (back_off, without)]
+    assert states == [(7, True), (0, False)]
 
 
 def test_a_clock_that_was_set_back_lengthens_no_pause() -> None:
@@ -138,10 +127,7 @@ async def test_memories_that_come_and_go_do_not_ask_a_failing_model_each_for_its
     store = MemoryStore()
     for i in range(6):
         memory = CondensedMemory.from_defaults(
-            "chat",
-            chat_store=store,
-            llm=llm,
-            extract_every_turns=1,
+            "chat", chat_store=store, llm=llm, extract_every_turns=1
         )
         await memory.aput_messages([user(f"question {i}"), assistant(f"answer {i}")])
         await asyncio.wait_for(asked.wait(), 30)

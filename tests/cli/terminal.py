@@ -106,11 +106,7 @@ class Here:
         return Here(self.capsys, self.monkeypatch, LLAMA_INDEX_MEMORY_DB=str(database))
 
     def __call__(
-        self,
-        line: str = "",
-        *more: str,
-        stdin: str | bytes = "",
-        **environment: str,
+        self, line: str = "", *more: str, stdin: str | bytes = "", **environment: str
     ) -> subprocess.CompletedProcess[str]:
         """Run a line as a shell splits it, with more arguments; what came before is not among its output."""
         arguments = [*shlex.split(line), *more]

@@ -205,10 +205,8 @@ def test_a_fact_is_added_found_retired_restored_and_forgotten(cli: Here) -> None
     docker_id = add(cli, "Deploys with Docker", "--pin")
     assert [fact["id"] for fact in cli.json(LIST)] == [docker_id, pytest_id]
     explained = cli.json("facts explain 'How should I do testing?'", *ANN)
-    assert {fact["id"]: fact["why"] for fact in explained["facts"]} == {
-        pytest_id: "like the question",
-        docker_id: "pinned",
-    }
+    reasons = {fact["id"]: fact["why"] for fact in explained["facts"]}
+    assert reasons == {pytest_id: "like the question", docker_id: "pinned"}
     retire = f"facts retire {pytest_id[:10]} --reason 'uses unittest now'"
     assert cli(retire, *ANN).returncode == 0
     assert "pytest" not in cli(LIST).stdout
@@ -304,10 +302,8 @@ def test_sessions_are_listed_with_their_users(cli: Here, database: Path) -> None
     talk(database, "first", "ann", "I live in Rome.")
     talk(database, "second", None, "Hello", "Goodbye")
     shown = cli.json("sessions list")
-    assert [(one["session_id"], one["messages"], one["user_ids"]) for one in shown] == [
-        ("second", 4, ["second"]),
-        ("first", 2, ["ann"]),
-    ]
+    sessions = [(one["session_id"], one["messages"], one["user_ids"]) for one in shown]
+    assert sessions == [("second", 4, ["second"]), ("first", 2, ["ann"])]
     assert shown[0]["first_at"] <= shown[0]["last_at"]
     of_ann = cli("sessions list", *ANN).stdout
     assert ("first" in of_ann, "second" in of_ann) == (True, False)
@@ -450,10 +446,8 @@ def test_a_session_is_no_user_of_its_name(cli: Here, database: Path) -> None:
     assert "Semiramis" in cli("facts list --session bob").stdout
     assert "No facts of bob" in cli("facts explain cats --user bob").stdout
     shown = cli("sessions list").stdout
-    assert [line.split()[:3] for line in shown.splitlines()[1:]] == [
-        ["bob", "2", "bob"],
-        ["bobs", "2", "bob"],
-    ]
+    cells = [line.split()[:3] for line in shown.splitlines()[1:]]
+    assert cells == [["bob", "2", "bob"], ["bobs", "2", "bob"]]
     assert cli("forget --user bob --yes").returncode == 0
     assert "Semiramis" in cli("facts list --session bob").stdout
     assert cli("forget --session bob --yes").returncode == 0
@@ -906,11 +900,8 @@ def test_the_key_is_a_variable_and_a_command_encrypts_and_rotates(
     talk(database, "chat", "ann", "I like canaries.")
     assert "needs a key" in cli("encrypt").stderr
     done = cli("encrypt", "--json", LLAMA_INDEX_MEMORY_KEY=old)
-    assert json.loads(done.stdout) == {
-        "encrypted": 1,
-        "unreadable": 0,
-        "vacuumed": True,
-    }
+    counts = json.loads(done.stdout)
+    assert counts == {"encrypted": 1, "unreadable": 0, "vacuumed": True}
     assert b"canaries" not in database.read_bytes()
     for wrong in ("", new, "no-key"):
         failed = cli("export --session chat", LLAMA_INDEX_MEMORY_KEY=wrong)

@@ -30,11 +30,7 @@ from llama_index_memory_ext.models.offline import (
 )
 from llama_index_memory_ext.text.turns import Utterance
 from tests.cli.offline_server import model
-from tests.cli.terminal import (
-    at_terminal,
-    path_without,
-    run,
-)
+from tests.cli.terminal import at_terminal, path_without, run
 from tests.forked import python_file, run_forked
 from tests.learning.learning import ask_model
 from tests.memories import OpenMemory

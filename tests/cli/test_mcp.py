@@ -19,11 +19,7 @@ from mcp.types import CallToolResult, TextContent
 
 from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore
 from llama_index_memory_ext.apps.mcp import memory_server
-from tests.cli.terminal import (
-    PATIENCE_SECONDS,
-    clean_environment,
-    package_command,
-)
+from tests.cli.terminal import PATIENCE_SECONDS, clean_environment, package_command
 from tests.conversation import assistant, user
 
 GREEN_TEA: dict[str, Any] = {

@@ -22,11 +22,7 @@ from llama_index.core.base.llms.types import (
 from llama_index.core.llms import ChatMessage
 from openai.types.chat import ChatCompletionMessage
 
-from llama_index_memory_ext import (
-    MessageError,
-    messages_from_json,
-    messages_to_json,
-)
+from llama_index_memory_ext import MessageError, messages_from_json, messages_to_json
 from tests.conversation import assistant, calling, result, user
 
 ROOT = Path(__file__).parents[2]
@@ -155,10 +151,8 @@ def test_a_part_of_an_unknown_kind_is_named_and_quoted() -> None:
 
 def test_what_a_client_of_openai_has_in_its_list_is_read_as_it_is() -> None:
     reply = ChatCompletionMessage(role="assistant", content="Hello.", annotations=[])
-    assert messages_from_json([{"role": "user", "content": "Hi."}, reply]) == [
-        user("Hi."),
-        assistant("Hello."),
-    ]
+    messages = messages_from_json([{"role": "user", "content": "Hi."}, reply])
+    assert messages == [user("Hi."), assistant("Hello.")]
 
 
 def test_llamaindexes_formats_come_in_alone_and_among_others() -> None:
@@ -291,10 +285,8 @@ def test_messages_come_in_whatever_json_stands_around_them(source: Any) -> None:
 
 def test_each_line_may_hold_a_message() -> None:
     second = '{"role": "assistant", "content": "A line\\u2028of two."}'
-    assert messages_from_json(f"{HELLO}\r\n\n{second}\n") == [
-        user("Hello!"),
-        assistant("A line\u2028of two."),
-    ]
+    messages = messages_from_json(f"{HELLO}\r\n\n{second}\n")
+    assert messages == [user("Hello!"), assistant("A line\u2028of two.")]
 
 
 @pytest.mark.parametrize("source", ["[]", [], '{"messages": []}'])

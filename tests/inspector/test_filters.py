@@ -23,10 +23,8 @@ async def test_a_message_is_found_by_its_words(
         await memory.aput_messages(messages)
     client = await inspect(file)
     found = await client.page("messages", id="birds", q="BIRD 27")
-    assert re.findall(r"<pre>(.*?)</pre>", found) == [
-        "I have seen bird 27x.",
-        "Bird 27y?",
-    ]
+    texts = re.findall(r"<pre>(.*?)</pre>", found)
+    assert texts == ["I have seen bird 27x.", "Bird 27y?"]
     many = await client.page("messages", id="birds", q="bird")
     assert "Page 3 of 3" in many
     assert "q=bird" in many

@@ -116,10 +116,7 @@ async def test_each_page_shows_the_prompt_of_a_new_memory(
 async def test_each_page_shows_the_prompt_of_a_new_memory_after_deletions(
     filled: Path, store: MemoryStore
 ) -> None:
-    async with (
-        open_memory(filled) as memory,
-        aclosing(store.read_only()) as reader,
-    ):
+    async with open_memory(filled) as memory, aclosing(store.read_only()) as reader:
         views = Views(reader, LIMITS)
         await memory.aput_messages([user("I need a rail pass."), assistant("Why?")])
         await look_and_compare(views, filled)
@@ -194,10 +191,7 @@ async def test_the_question_of_a_long_turn_is_the_one_of_the_prompt(
             calling((f"c{i}", "find_trains", {"page": i})),
             result(f"c{i}", "7:24"),
         ]
-    async with (
-        open_memory(filled) as memory,
-        aclosing(store.read_only()) as reader,
-    ):
+    async with open_memory(filled) as memory, aclosing(store.read_only()) as reader:
         await memory.aput_messages(turn)
         preview = await look(Views(reader, LIMITS))
         await memory.aget()

@@ -5,13 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.search.operations import (
-    QUESTIONS,
-    SENTENCES,
-    WORDS,
-    Index,
-    Operation,
-)
+from tests.search.operations import QUESTIONS, SENTENCES, WORDS, Index, Operation
 
 TEXTS = st.one_of(
     st.sampled_from(SENTENCES),

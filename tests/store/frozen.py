@@ -33,13 +33,8 @@ class OwnServer:
     @contextmanager
     def frozen(self) -> Iterator[None]:
         """It does not answer meanwhile, but its connections stay open."""
-        main = psutil.Process(
-            int(
-                (self.folder / "postmaster.pid")
-                .read_text(encoding="utf-8")
-                .splitlines()[0]
-            )
-        )
+        lines = (self.folder / "postmaster.pid").read_text(encoding="utf-8")
+        main = psutil.Process(int(lines.splitlines()[0]))
         processes = [main, *main.children(recursive=True)]
         try:
             _send(processes, signal.SIGSTOP)

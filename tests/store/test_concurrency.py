@@ -202,11 +202,8 @@ async def test_a_turn_is_alone_in_every_thread(open_memory: OpenMemory) -> None:
         *map(hold, "abc"),
     )
     assert len(inside) == 16
-    assert [one for one in inside if one in ("a in", "b in", "c in")] == [
-        "a in",
-        "b in",
-        "c in",
-    ]
+    entered = [one for one in inside if one in ("a in", "b in", "c in")]
+    assert entered == ["a in", "b in", "c in"]
     assert all(
         out == into.replace("in", "out")
         for into, out in zip(inside[::2], inside[1::2], strict=True)

@@ -221,15 +221,7 @@ async def test_a_wrong_or_missing_key_is_an_error_before_anything_changes(
 
 
 SHORT_KEY = base64.urlsafe_b64encode(bytes(16)).decode()
-BAD_KEYS: list[Any] = [
-    "short",
-    b"x" * 44,
-    "",
-    [],
-    [KEY, SHORT_KEY],
-    7,
-    [None],
-]
+BAD_KEYS: list[Any] = ["short", b"x" * 44, "", [], [KEY, SHORT_KEY], 7, [None]]
 
 
 @pytest.mark.parametrize("key", BAD_KEYS, ids=range(len(BAD_KEYS)))
@@ -324,11 +316,8 @@ async def test_plain_rows_are_read_and_taken_over(
     )
     assert await store.get_messages("chat", None)
     assert CANARIES[23] in str(await memory.facts.alist())
-    assert await store.aencrypt() == {
-        "encrypted": 2,
-        "unreadable": 0,
-        "vacuumed": True,
-    }
+    counts = await store.aencrypt()
+    assert counts == {"encrypted": 2, "unreadable": 0, "vacuumed": True}
     assert canaries_in(await stored(uri)) == []
     assert sent_text(await memory.aget()) == prompt
     await store.aclose()
@@ -349,20 +338,16 @@ async def test_keys_rotate(uri: str, open_store: OpenStore) -> None:
         await open_store(uri, encryption_key=OTHER_KEY).get_keys()
     both = open_store(uri, encryption_key=[OTHER_KEY, KEY])
     await memory_on(both).aput_messages([user("New words."), assistant("Fine.")])
-    assert await both.aencrypt(vacuum=False) == {
-        "encrypted": 2,
-        "unreadable": 0,
-        "vacuumed": False,
-    }
+    counts = await both.aencrypt(vacuum=False)
+    assert counts == {"encrypted": 2, "unreadable": 0, "vacuumed": False}
     await both.aclose()
     with pytest.raises(EncryptionError):
         await open_store(uri, encryption_key=KEY).get_keys()
     new = open_store(uri, encryption_key=OTHER_KEY)
     texts = [message.content for message in await new.get_messages("chat", None)]
     assert texts == ["Old words.", "Fine.", "New words.", "Fine."]
-    assert [fact.content for fact in await memory_on(new).facts.alist()] == [
-        "Likes tea"
-    ]
+    contents = [fact.content for fact in await memory_on(new).facts.alist()]
+    assert contents == ["Likes tea"]
 
 
 ENCRYPT = """
@@ -598,7 +583,6 @@ async def test_a_background_job_does_not_pass_rows_that_it_cannot_read(
     assert server.bodies == []
     memory = memory_on(both, llm=llm, extract_facts=True)
     await memory.aflush()
-    assert [fact.content for fact in await memory.facts.alist()] == [
-        f"Likes {CANARIES[20]}"
-    ]
+    contents = [fact.content for fact in await memory.facts.alist()]
+    assert contents == [f"Likes {CANARIES[20]}"]
     assert (await both.readers.cursor("chat", reader)).position > 0

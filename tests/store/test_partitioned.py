@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 
@@ -27,14 +29,8 @@ async def test_the_documented_tables_have_the_columns_and_indexes_of_the_store(
     """The page must say what the package would create, apart from the partitions and one primary key."""
     for one in (store, open_store(partitioned_uri, db_schema="whole")):
         await one.get_keys()
-    assert (
-        set(
-            await ask(
-                partitioned_uri, "SELECT relname FROM pg_class WHERE relkind = 'p'"
-            )
-        )
-        == PARTITIONED
-    )
+    relations = "SELECT relname FROM pg_class WHERE relkind = 'p'"
+    assert set(await ask(partitioned_uri, relations)) == PARTITIONED
     documented, made = (
         await structure(partitioned_uri),
         await structure(partitioned_uri, "whole"),
@@ -48,20 +44,11 @@ async def test_a_user_with_many_sessions_is_forgotten_in_all_partitions(
     store: MemoryStore, partitioned_uri: str
 ) -> None:
     """And nobody else is."""
-    for i in range(20):
+    for who, i in product(("ann", "bob"), range(20)):
+        turn = [user(f"I like what {who} likes.")]
+        access = SessionAccess(who)
         await store.log.append(
-            f"ann {i}",
-            [user("I like tea.")],
-            len,
-            access=SessionAccess("ann"),
-            readers=["facts"],
-        )
-        await store.log.append(
-            f"bob {i}",
-            [user("I like figs.")],
-            len,
-            access=SessionAccess("bob"),
-            readers=["facts"],
+            f"{who} {i}", turn, len, access=access, readers=["facts"]
         )
     for who in ("ann", "bob"):
         unread = await store.readers.unread(f"{who} 1", "facts")

@@ -206,11 +206,8 @@ async def test_the_isolation_of_an_engine_that_was_lent_does_no_harm(
         assert await stores[0].vacuum()
         async with engine.connect() as connection:
             # Of a connection without transactions SQLAlchemy says what the server would do.
-            assert await connection.get_isolation_level() in (
-                level,
-                "READ COMMITTED",
-                "SERIALIZABLE",
-            )
+            isolation = await connection.get_isolation_level()
+            assert isolation in (level, "READ COMMITTED", "SERIALIZABLE")
 
 
 async def test_connections_that_the_server_has_ended_cost_one_call_at_most(
@@ -269,11 +266,8 @@ async def test_a_connection_lost_in_the_middle_of_a_write_leaves_nothing_half_do
     ):
         await memory.aput(user("lost"))
     await memory.aput(user("three"))
-    assert [message.content for message in await memory.aget_all()] == [
-        "one",
-        "two",
-        "three",
-    ]
+    contents = [message.content for message in await memory.aget_all()]
+    assert contents == ["one", "two", "three"]
 
 
 @pytest.mark.parametrize("setting", ["lock_timeout", "statement_timeout"])
@@ -319,12 +313,10 @@ async def test_tables_of_another_schema_and_name_are_apart(
         await store.facts.write("ann", [Fact(content=f"Likes place {i}")])
         await store.add_message("chat", user(f"I like place {i}."))
     for i, store in enumerate(stores):
-        assert [fact.content for fact in (await store.facts.read("ann")).facts] == [
-            f"Likes place {i}"
-        ]
-        assert [message.content for message in await store.get_messages("chat")] == [
-            f"I like place {i}."
-        ]
+        known = [fact.content for fact in (await store.facts.read("ann")).facts]
+        assert known == [f"Likes place {i}"]
+        contents = [message.content for message in await store.get_messages("chat")]
+        assert contents == [f"I like place {i}."]
 
 
 DELETIONS: dict[str, Callable[[MemoryStore], Coroutine[Any, Any, dict[str, int]]]] = {

@@ -113,9 +113,7 @@ async def test_a_memory_reads_a_database_that_may_only_be_read_and_a_write_says_
     await reader.aclose()
 
 
-async def test_a_full_disk_refuses_a_call_and_loses_nothing(
-    database_uri: str,
-) -> None:
+async def test_a_full_disk_refuses_a_call_and_loses_nothing(database_uri: str) -> None:
     """Nor does the error quote it. A file that may not grow is as full as a disk."""
     store = MemoryStore(database_uri)
     store.database.set_up = "PRAGMA max_page_count = 60"
@@ -130,10 +128,7 @@ async def test_a_full_disk_refuses_a_call_and_loses_nothing(
         await memory.aput(user("long " * 100_000))
     assert "long long" not in "".join(traceback.format_exception(error.value))
     await memory.aput(user("three"))
-    assert [message.content for message in await memory.aget_all()] == [
-        "one",
-        "two",
-        "three",
-    ]
+    contents = [message.content for message in await memory.aget_all()]
+    assert contents == ["one", "two", "three"]
     assert (await memory.aforget())["messages"] == 3
     await store.aclose()

@@ -80,11 +80,8 @@ async def test_a_replaced_history_is_archived_as_planned(store: MemoryStore) -> 
     await store.log.append("chat", TALK, keep_two)
     replaced = await store.log.append("chat", TALK[:-1], keep_two, replace=True)
     assert [*replaced.flushed] == []
-    assert [row.status for row in await rows_of(store)] == [
-        "archived",
-        "active",
-        "active",
-    ]
+    statuses = [row.status for row in await rows_of(store)]
+    assert statuses == ["archived", "active", "active"]
     told = await store.log.append(
         "chat", [*TALK[:-1], assistant("4"), user("5")], keep_two, replace=True
     )
@@ -126,10 +123,8 @@ async def test_what_was_made_of_all_rows_is_void_when_one_of_them_is_deleted(
     await leave_behind(store, 3, {"summary": "They counted."})
     ids = [row.id for row in await rows_of(store)]
     await store.delete_message("chat", ids[3])
-    assert await stored_cursor(store, "chat", "reader") == (
-        ids[2],
-        {"summary": "They counted."},
-    )
+    cursor = await stored_cursor(store, "chat", "reader")
+    assert cursor == (ids[2], {"summary": "They counted."})
     await store.delete_message("chat", ids[0])
     assert await stored_cursor(store, "chat", "reader") == (0, None)
 

@@ -13,11 +13,7 @@ import pytest
 from llama_index.core.memory import Memory
 from sqlalchemy.engine import make_url
 
-from llama_index_memory_ext import (
-    CondensedMemory,
-    MemoryStore,
-    StoreError,
-)
+from llama_index_memory_ext import CondensedMemory, MemoryStore, StoreError
 from llama_index_memory_ext.store import versions
 from llama_index_memory_ext.store.versions import SCHEMA_VERSION
 from tests.conversation import assistant, record, sent_text, user
@@ -67,10 +63,8 @@ async def test_a_database_of_the_plain_host_gets_what_is_missing(uri: str) -> No
         "chat", async_database_uri=uri, **LIMITS
     ) as memory:
         await memory.aput(user("three"))
-        assert record(sent_text(await memory.aget())) == [
-            ("user", "one"),
-            ("assistant", "two"),
-        ]
+        entries = record(sent_text(await memory.aget()))
+        assert entries == [("user", "one"), ("assistant", "two")]
     assert set(await structure(uri)) == TABLES
     indexes = (await structure(uri))["llama_index_memory"][1]
     assert indexes["ix_llama_index_memory_log"] == ["key", "status", "id"]

@@ -102,11 +102,8 @@ async def test_every_call_of_a_frozen_server_is_bounded_and_the_next_one_works(
         await asyncio.wait_for(idle.aclose(), 60)
     await memory.aput(user("two"))
     await first.aput(user("three"))
-    assert [text for text in await contents(memory) if text != "lost"] == [
-        "one",
-        "two",
-        "three",
-    ]
+    stored = [text for text in await contents(memory) if text != "lost"]
+    assert stored == ["one", "two", "three"]
 
 
 async def test_the_server_ends_what_nobody_waits_for_any_more(

@@ -65,6 +65,12 @@ def test_a_case_of_the_table_gives_what_it_says(case: Case) -> None:
     assert list(map(write, trimmed)) == case.gives
 
 
+def listed_calls(call_ids: list[str]) -> list[dict[str, Any]]:
+    """Calls as OpenAI's messages list them."""
+    function = {"name": "f", "arguments": "{}"}
+    return [{"id": i, "type": "function", "function": function} for i in call_ids]
+
+
 # ---- what the table does not show ----------------------------------------------------------------------
 
 
@@ -111,12 +117,8 @@ def test_a_message_that_is_too_large_loses_its_media() -> None:
 
 def test_calls_of_every_kind_are_left_out_where_they_are_not_answered() -> None:
     """OpenAI's messages hold each call twice, and old ones hold one function call."""
-    listed = [
-        {"id": i, "type": "function", "function": {"name": "f", "arguments": "{}"}}
-        for i in ("1", "2")
-    ]
     twice = calling(("1", "f", {}), ("2", "f", {}), text="look")
-    twice.additional_kwargs.update(tool_calls=listed)
+    twice.additional_kwargs.update(tool_calls=listed_calls(["1", "2"]))
     answers = [result("1", "a"), result("2", "b")]
     assert trim([twice]) == trim([twice, answers[0]]) == []
     assert trim([twice, *answers]) == [twice, *answers]
@@ -228,12 +230,8 @@ openai_calls = st.lists(
 def openai_caller(call_ids: list[str], text: str, kind: str) -> ChatMessage:
     """A message with its calls in blocks, in the older place, or in both."""
     message = calling(*((call_id, "f", {"x": 1}) for call_id in call_ids), text=text)
-    listed = [
-        {"id": i, "type": "function", "function": {"name": "f", "arguments": "{}"}}
-        for i in call_ids
-    ]
     if kind != "blocks":
-        message.additional_kwargs["tool_calls"] = listed
+        message.additional_kwargs["tool_calls"] = listed_calls(call_ids)
     if kind == "kwargs":
         message.blocks = [
             block for block in message.blocks if isinstance(block, TextBlock)
@@ -258,8 +256,7 @@ openai_messages = st.one_of(
 
 @settings(max_examples=150)
 @given(
-    chat=st.lists(openai_messages, max_size=10),
-    limit=st.none() | st.integers(1, 150),
+    chat=st.lists(openai_messages, max_size=10), limit=st.none() | st.integers(1, 150)
 )
 def test_openai_refuses_nothing_of_it(
     chat: list[ChatMessage], limit: int | None

@@ -94,10 +94,8 @@ def test_no_text_is_too_strange(one: str, other: str, day: date) -> None:
     assert isinstance(says_more(one, other, "", day), bool)
     assert script_of(one) in {"latin", "cjk", "other", ""}
     assert is_translation(one, one) is False
-    assert {is_translation(one, other), shares_word(one, other), holds_secret(one)} <= {
-        True,
-        False,
-    }
+    answers = {is_translation(one, other), shares_word(one, other), holds_secret(one)}
+    assert answers <= {True, False}
     span = find_quote(one, other)
     assert span is None or 0 <= span.start < span.end <= len(other)
     # An entity may stand for the "&" of another one.

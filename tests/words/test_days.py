@@ -46,10 +46,8 @@ def test_a_day_in_any_form_has_the_terms_of_the_form_that_is_indexed(
 def test_a_day_that_can_be_read_in_two_ways_is_found_by_both(day: date) -> None:
     other = date(day.year, day.day, day.month) if day.day <= 12 else day
     for form in TWO_WAYS:
-        assert set(terms_in(written(form, day))) == {
-            *terms_in(date_words(day)),
-            *terms_in(date_words(other)),
-        }
+        terms = set(terms_in(written(form, day)))
+        assert terms == {*terms_in(date_words(day)), *terms_in(date_words(other))}
 
 
 @pytest.mark.parametrize(

@@ -17,14 +17,8 @@ from llama_index_memory_ext.words.tokens import terms_in, words_of
 def test_words_of_many_scripts_are_found() -> None:
     assert terms_in("I've used C++, C# and Next.js") == ("c++", "c#", "next", "js")
     assert terms_in("我喜欢吃什么") == ("我喜", "喜欢", "欢吃", "吃什")
-    assert terms_in("コーヒーが好きです") == (
-        "コー",
-        "ーヒ",
-        "ヒー",
-        "が好",
-        "好き",
-        "きで",
-    )
+    pairs = terms_in("コーヒーが好きです")
+    assert pairs == ("コー", "ーヒ", "ヒー", "が好", "好き", "きで")
     assert terms_in("हिन्दी में") == ("हिन्दी", "में")
     assert terms_in("\uff50\uff39thon Café") == ("python", "cafe")
 
@@ -69,12 +63,9 @@ def eager_threads() -> Iterator[None]:
 
 @pytest.mark.usefixtures("eager_threads")
 def test_threads_do_not_mix_up_the_words_they_stem() -> None:
-    words = [
-        "".join(letters)
-        for letters in product(
-            "bcd", "ao", "rst", "tn", ("ing", "ed", "ization", "fulness")
-        )
-    ]
+    endings = ("ing", "ed", "ization", "fulness")
+    parts = product("bcd", "ao", "rst", "tn", endings)
+    words = ["".join(letters) for letters in parts]
     stems = snowballstemmer.stemmer("english").stemWords(words)
     with ThreadPoolExecutor(4) as threads:
         found = list(threads.map(terms_in, words * 4))
