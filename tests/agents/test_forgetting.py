@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -88,15 +87,12 @@ ORDER: dict[str, Any] = {
 
 
 @pytest.fixture
-async def memory(any_database_uri: str | None) -> AsyncIterator[CondensedMemory]:
-    """A memory that knows two facts, on each database."""
-    opened = CondensedMemory.from_defaults(
-        "chat", user_id="ann", async_database_uri=any_database_uri, extract_facts=False
-    )
-    async with opened:
-        for content in EVERYTHING["facts"]:
-            await opened.facts.aadd(content)
-        yield opened
+async def memory(open_memory: OpenMemory) -> CondensedMemory:
+    """A memory that knows two facts."""
+    opened = open_memory(user_id="ann", extract_facts=False)
+    for content in EVERYTHING["facts"]:
+        await opened.facts.aadd(content)
+    return opened
 
 
 async def known(memory: CondensedMemory) -> list[str]:

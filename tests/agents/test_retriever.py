@@ -114,7 +114,7 @@ async def test_a_question_does_not_find_itself_but_everything_before_it(
     assert sorted(await ask(memory, "umbrella")) == sorted([question, looked, answer])
 
 
-async def test_it_finds_in_any_database_what_another_memory_wrote(
+async def test_it_finds_in_any_database_what_another_memory_of_the_session_wrote(
     any_database_uri: str | None,
 ) -> None:
     memory = CondensedMemory.from_defaults(
@@ -132,6 +132,10 @@ async def test_it_finds_in_any_database_what_another_memory_wrote(
             *(MemoryRetriever(other).aretrieve("Oslo") for _ in range(3))
         )
         assert {len(nodes) for nodes in both} == {6}
+        elsewhere = CondensedMemory.from_defaults(
+            "other", chat_store=memory.sql_store, extract_facts=False
+        )
+        assert await ask(elsewhere, "Oslo") == []
 
 
 async def test_memories_on_several_databases_are_searched_together(

@@ -334,18 +334,14 @@ OpenBlock = Callable[..., RelevantFactsBlock]
 
 @pytest.fixture
 async def open_block(any_database_uri: str | None) -> AsyncIterator[OpenBlock]:
-    """Opens blocks for Ann on one database, each as a new process would; in memory they share a store."""
+    """Opens blocks for Ann on one database, each as a new process would."""
     async with AsyncExitStack() as stack:
-        shared: list[MemoryStore] = []
 
         def open_one(**options: Any) -> RelevantFactsBlock:
-            if any_database_uri is not None or not shared:
-                shared.append(
-                    MemoryStore(any_database_uri) if any_database_uri else MemoryStore()
-                )
-                stack.push_async_callback(shared[-1].aclose)
+            store = MemoryStore(any_database_uri)
+            stack.push_async_callback(store.aclose)
             return RelevantFactsBlock(
-                store=shared[-1], user_id="ann", extract_facts=False, **options
+                store=store, user_id="ann", extract_facts=False, **options
             )
 
         yield open_one

@@ -11,6 +11,8 @@ from sqlalchemy import Connection, inspect
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
+from llama_index_memory_ext import MemoryStore
+from tests.databases import OpenStore
 from tests.fixtures import *
 
 PAGE = Path(__file__).parents[2] / "docs/recipes/partitioning.md"
@@ -79,6 +81,12 @@ def any_database_uri(request: pytest.FixtureRequest) -> str | None:
     }
     uri: str = request.getfixturevalue(names[request.param])
     return uri
+
+
+@pytest.fixture(params=["database_uri", "postgres_uri", "partitioned_uri"])  # type: ignore[no-redef]
+def store(request: pytest.FixtureRequest, open_store: OpenStore) -> MemoryStore:
+    """A store of each kind of tables; a database in memory is read by the statements of a file."""
+    return open_store(request.getfixturevalue(request.param))
 
 
 @pytest.fixture(params=["database_uri", "empty_postgres_uri"], ids=["file", "postgres"])

@@ -13,7 +13,7 @@ from llama_index_memory_ext import MemoryStore
 from llama_index_memory_ext.store.rows import LogRow
 from llama_index_memory_ext.store.vectors import KeptVectors
 from tests.conversation import assistant, calling, result, user
-from tests.databases import host_on, stored_cursor
+from tests.databases import OpenStore, host_on, stored_cursor
 
 TALK = [user("one"), assistant("two"), user("three"), assistant("four")]
 
@@ -185,9 +185,10 @@ async def test_a_batch_that_was_read_before_a_deletion_is_not_left_behind(
 
 @pytest.mark.parametrize("any_database_uri", ["file", "empty"], indirect=True)
 async def test_what_the_plain_host_has_written_is_kept_too(
-    store: MemoryStore, any_database_uri: str
+    open_store: OpenStore, any_database_uri: str
 ) -> None:
     """Before we have ever written to the session, and between."""
+    store = open_store(any_database_uri)
     async with host_on(any_database_uri) as host:
         await host.add_messages("chat", TALK[:3])
         await store.set_messages("chat", TALK[:2])

@@ -18,7 +18,6 @@ from llama_index_memory_ext.store.transaction import Transaction
 from tests.conversation import assistant, calling, record, result, sent_text, user
 from tests.databases import OpenStore
 from tests.learning.learning import learner, likes
-from tests.openai_server import Message, say
 from tests.scripted_models import StartModel
 from tests.search.test_embeddings import Meanings
 
@@ -142,15 +141,14 @@ async def test_the_words_on_both_sides_of_an_old_turn_leave_the_facts(
 
 @pytest.mark.parametrize(("most", "left"), [(5, 5), (4, 3), (3, 3), (2, 1), (1, 1)])
 async def test_of_more_messages_than_so_many_the_oldest_turns_go(
-    store: MemoryStore, most: int, left: int
+    open_store: OpenStore, most: int, left: int
 ) -> None:
     """A turn goes as a whole, and the question that is being answered stays."""
+    store = open_store()
     await on(store).aput_messages([*turn("one"), *turn("two"), user("Now?")])
     assert (await store.aretain(messages=most))["messages"] == 5 - left
-    assert (
-        await said(store)
-        == ["Tell one.", "Told one.", "Tell two.", "Told two.", "Now?"][5 - left :]
-    )
+    messages = ["Tell one.", "Told one.", "Tell two.", "Told two.", "Now?"]
+    assert await said(store) == messages[5 - left :]
 
 
 async def test_the_turn_that_goes_on_stays_however_old_it_is(
@@ -209,8 +207,9 @@ async def test_only_the_named_sessions_are_looked_at_and_none_of_an_empty_list(
     ],
 )
 async def test_what_is_out_of_range_is_refused(
-    store: MemoryStore, wrong: dict[str, Any]
+    open_store: OpenStore, wrong: dict[str, Any]
 ) -> None:
+    store = open_store()
     await on(store).aput_messages([*turn("one"), *turn("two")])
     with pytest.raises(SettingError, match="retain takes days above 0"):
         await store.aretain(**wrong)
@@ -285,47 +284,6 @@ async def test_a_deleted_word_leaves_the_facts_though_a_remaining_message_holds_
     )
     await store.facts.write("ann", [fact])
     assert (await store.aretain(messages=2))["facts"] == 1
-
-
-def summarising(messages: list[Message], tools: list[str]) -> Message:
-    return say("The user told of apples, bread and cheese.")
-
-
-async def test_a_summary_of_what_is_gone_goes_too(
-    store: MemoryStore, start_model: StartModel
-) -> None:
-    llm, _ = start_model(summarising)
-    memory = on(
-        store,
-        llm=llm,
-        extract_facts=False,
-        summarize=True,
-        max_messages=3,
-        keep_messages=2,
-    )
-    await memory.aput_messages([*turn("apples"), *turn("bread"), *turn("cheese")])
-    await memory.aflush()
-    assert await memory.condensed_block.asummary("chat")
-    await store.aretain(messages=2)
-    assert await memory.condensed_block.asummary("chat") == ""
-
-
-async def test_in_a_shared_session_the_facts_of_all_lose_their_words(
-    store: MemoryStore, start_model: StartModel
-) -> None:
-    llm, _ = start_model(learner)
-    ann, bob = (
-        on(store, user_id=name, shared=True, llm=llm) for name in ("ann", "bob")
-    )
-    await ann.aput_messages(talk("tea"))
-    await bob.aput_messages(talk("milk"))
-    await ann.aflush()
-    await bob.aflush()
-    await age(store, "chat", 2)
-    assert await store.aretain(days=1) == {"messages": 4, "facts": 2, "unread": 0}
-    for memory in (ann, bob):
-        assert [fact.quote for fact in await memory.facts.alist()] == [""]
-        await memory.facts_block.aclose()
 
 
 def bytes_of(file: Path) -> bytes:
