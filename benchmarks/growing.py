@@ -7,7 +7,7 @@ some months. A ranking is scored on them by the mean over five token budgets of 
 is within the budget (``scores.py``). A question is asked among the facts that are known by then, and leans
 on the user's messages before it.
 
-A fact has its day, and no confidence unless the file gives one. ``as the block ranks`` is the order of ``rank`` with
+A fact has its day, and no confidence unless the file gives one. ``as the block ranks`` is the order of the package with
 all default weights of ``RelevantFactsBlock`` and the context that it looks at; ``similarity`` leaves the other weights
 out, ``by confidence`` the question. Where all facts are equally certain, ``similarity`` is what is found without
 recency, and ``by confidence`` newest first, so it has no series.
@@ -30,7 +30,7 @@ from llama_index_memory_ext.fact import (
     RECENCY_WEIGHT,
     Fact,
 )
-from llama_index_memory_ext.facts.ranking import Weights, document_of, rank
+from llama_index_memory_ext.facts.ranking import ShowableFacts, Weights, document_of
 from llama_index_memory_ext.search.tfidf import TfidfRanker
 
 # What the order of the block must reach, in %.
@@ -53,7 +53,7 @@ def fact_of(item: Item) -> Fact:
 
 
 class Ranked:
-    """The facts of one user, indexed as they become known, in the order of ``rank``."""
+    """The facts of one user, indexed as they become known, in the order of the package."""
 
     def __init__(self, _: Item, weights: Weights) -> None:
         self.weights = weights
@@ -67,8 +67,9 @@ class Ranked:
 
     def rank(self, question: Item) -> list[str]:
         context = question["before"][-TURNS_BEFORE:]
-        ranked = rank(self.facts, question["text"], context, self.weights, self.ranker)
-        return [entry.fact.id for entry in ranked]
+        showable = ShowableFacts(self.facts, self.ranker)
+        ranking = showable.score(question["text"], context, self.weights)
+        return [entry.fact.id for entry in ranking.best_first()]
 
 
 class Unasked:

@@ -43,6 +43,7 @@ _CHECKS = (
     "learning/validation.py",
     "learning/reply.py",
     "checks/evidence.py",
+    "checks/quotes.py",
     "facts/user_facts.py",
     "words",
 )
@@ -141,6 +142,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "turn_cost": _TURN,
     "whose_words": (
         "checks/evidence.py",
+        "checks/quotes.py",
         "store/message_rows.py",
         "store/log.py",
         "store/facts.py",

@@ -44,7 +44,7 @@ from openai import APIConnectionError
 
 from benchmarks.command import NOT_MEASURED, shown
 from llama_index_memory_ext.checks.clauses import closest_clause, denies, sentences_of
-from llama_index_memory_ext.checks.evidence import find_quote
+from llama_index_memory_ext.checks.quotes import find_quote
 from llama_index_memory_ext.errors import FactReplyError
 from llama_index_memory_ext.fact import CATEGORIES, Fact
 from llama_index_memory_ext.learning.budget import RequestBudget

@@ -11,7 +11,7 @@ An observation is a fact that a model extracted: its day is indexed, and the wor
 the messages before and after it count as its source. Observations with the words of their own message only are printed
 too, and questions name the speakers, as observations do. Turns are asked for with "I" and "you", as a user asks
 (``locomo.py``); the figure with the names stands beside it. A turn is found by its own words, its day and the words of
-its neighbours. ``blended`` is the order of ``rank`` with its default weights and the confidences of the file;
+its neighbours. ``blended`` is the order of the package with its default weights and the confidences of the file;
 ``similarity`` leaves the confidences out. What each step of the ranking gives is shown by what is found without it,
 such as the words of a turn's neighbours.
 
@@ -25,7 +25,7 @@ rule was chosen on the first two conversations; the others are reported apart.
 
 The generated set is our own, made anew on each run from a fixed seed: a fact for each of 40 people and 5 topics, in
 English and in Chinese, and a question for each fact in other words or forms. The figure is the share of questions whose
-fact is first in the order of ``rank``. What is missed shows where words alone end: 搬家 and 搬到 have no pair
+fact is first in the order of the package. What is missed shows where words alone end: 搬家 and 搬到 have no pair
 of characters in common, and a single one is no evidence. Nothing is promised for it.
 """
 
@@ -54,7 +54,6 @@ from llama_index_memory_ext.facts.ranking import (
     ShowableFacts,
     Weights,
     document_of,
-    rank,
 )
 from llama_index_memory_ext.record.index import (
     NEIGHBOUR_SHARES,
@@ -184,17 +183,12 @@ def blended(
     weight: float = 0.4,
     **ranker_options: Any,
 ) -> Order:
-    """The order of ``rank``; a confidence weight of 0 leaves similarity alone."""
+    """The order of the package; a confidence weight of 0 leaves similarity alone."""
     facts = facts_of(items, conversation, around)
     ranker = ranker_of(map(document_of, facts), conversation, **ranker_options)
+    showable, weights = ShowableFacts(facts, ranker), Weights(1 - weight, weight)
     return lambda question: [
-        entry.fact.id
-        for entry in rank(
-            facts,
-            question,
-            ranker=ranker,
-            weights=Weights(1 - weight, weight),
-        )
+        entry.fact.id for entry in showable.score(question, (), weights).best_first()
     ]
 
 
@@ -275,8 +269,10 @@ def generated(
     facts = [fact for fact, _ in asked]
     ranker = TfidfRanker()
     ranker.add(map(document_of, facts))
+    showable = ShowableFacts(facts, ranker)
     first = [
-        rank(facts, question, ranker=ranker)[0].fact is fact for fact, question in asked
+        next(showable.score(question, (), Weights()).best_first()).fact is fact
+        for fact, question in asked
     ]
     return 100 * sum(first) / len(first)
 

@@ -42,10 +42,9 @@ CONFIDENCE_WEIGHT = 0.4
 # The weight of recency for the question of a conversation; 0: age does not matter.
 RECENCY_WEIGHT = 0.4
 
-# Marks that make one fact different from another: C# and C, 50% and 50, R&D, a@b, 1/2.
-_DISTINGUISHING = frozenset("#%&@/*")
-# Any mark but a minus before a number.
-_MARK = re.compile(r"(?!(?<!\S)-\d)[^\w\s]|_")
+# Any mark but a minus before a number, and but the marks that make one fact different
+# from another, as in C#, 50%, R&D, a@b and 1/2.
+_MARK = re.compile(r"(?!(?<!\S)-\d)[^\w\s#%&@/*]|_")
 
 
 def utc_now() -> datetime:
@@ -373,7 +372,7 @@ def approve(fact: Fact, facts: Mapping[str, Fact], now: datetime) -> list[Fact]:
         old = facts.get(name)
         if old is not None and not old.retired:
             fields = {field: ending.get(field) for field in ENDING}
-            changed.append(Fact(**{**old.model_dump(), **fields, "updated_at": now}))
+            changed.append(edit(old, now, fields))
     return changed
 
 
@@ -414,6 +413,4 @@ def duplicate_key(content: str) -> str:
 
 def _space_or_mark(match: re.Match[str]) -> str:
     mark = match[0]
-    if mark in _DISTINGUISHING or not unicodedata.category(mark).startswith("P"):
-        return mark
-    return " "
+    return " " if unicodedata.category(mark).startswith("P") else mark

@@ -44,7 +44,7 @@ learning    extractor > changes endings request > batch validation >
 ---
 facts       book > filters user_facts explanation > history ranking > concern lines # how facts are kept and ranked
 ---
-checks      comparison > clauses > evidence secrets                       # the words behind a fact, read and compared
+checks      comparison evidence > clauses > quotes secrets                # the words behind a fact, read and compared
 ---
 blocks      __init__                                                      # what both blocks share: they read one log
 learning    prompt report > budget reply > categories                     # what a model is asked, and its answer

@@ -12,7 +12,7 @@ from llama_index.core.tools.tool_spec.base import BaseToolSpec
 from llama_index_memory_ext.agents.retriever import MemoryRetriever, opened_session
 from llama_index_memory_ext.background.loop import in_sync
 from llama_index_memory_ext.checks.clauses import denies, sentences_at
-from llama_index_memory_ext.checks.evidence import Span, find_quote
+from llama_index_memory_ext.checks.quotes import Span, find_quote
 from llama_index_memory_ext.errors import FactError
 from llama_index_memory_ext.fact import DEFAULT_CATEGORY, Fact, duplicate_key, utc_now
 from llama_index_memory_ext.learning.categories import read_category
@@ -283,7 +283,7 @@ class MemoryToolSpec(BaseToolSpec):
         entry = NewFact(
             content=content,
             quote=quote,
-            category=read_category(category, tuple(block.categories)),
+            category=read_category(category, block.categories),
             confidence=max(_CONFIDENCE, block.min_confidence),
         )
         async with opened_session(self.memory, "Nothing was remembered"):
@@ -408,7 +408,7 @@ class MemoryToolSpec(BaseToolSpec):
             for i, is_asked in enumerate(request.choices, 1)
             if is_asked
         ]
-        learned = await extractor.apply(entries, lines, chosen, retired_by="request")
+        learned = await extractor.apply(entries, lines, chosen, is_request=True)
         valid = learned.reply
         retired_ids = {fact.id for fact in valid.retired}
         details = " ".join(dict.fromkeys(entry.detail for entry in valid.rejected))

@@ -27,20 +27,19 @@ from llama_index_memory_ext.events import (
     FactsInjectedEvent,
     send,
 )
-from llama_index_memory_ext.fact import RECENCY_WEIGHT
 from llama_index_memory_ext.facts.book import FactBook
 from llama_index_memory_ext.facts.explanation import Explanation, explain
 from llama_index_memory_ext.facts.lines import counted_line
 from llama_index_memory_ext.facts.ranking import (
     FLOOR_BEHIND_RECORD,
     FOR_QUESTION,
+    IN_CONVERSATION,
     PROFILE_NAME,
     RankedFact,
     Ranking,
     RecordInPrompt,
     ShowableFacts,
     Surroundings,
-    Weights,
 )
 from llama_index_memory_ext.facts.user_facts import UserFacts
 from llama_index_memory_ext.models.local_embeddings import EmbedModel, embed_model_of
@@ -72,7 +71,6 @@ if TYPE_CHECKING:
 
 
 _PROFILE_LIMIT = 1_000
-_WEIGHTS = Weights(recency=RECENCY_WEIGHT)
 # Tokens of unread messages in a prompt.
 _UNREAD_IN_PROMPT = 500
 
@@ -377,7 +375,7 @@ class RelevantFactsBlock(LearningBlock):
         reader = f"{PROFILE_READER}{self.reader_of(record.session_id)}"
         limit = self.token_limit
         profile = []
-        for fact in await user_facts.profile(reader, record, remaining, _WEIGHTS):
+        for fact in await user_facts.profile(reader, record, remaining):
             line = showable.lines.get(fact.id)
             # Another task may have read a newer fact since.
             if line and line.tokens <= remaining:
@@ -554,7 +552,7 @@ class RelevantFactsBlock(LearningBlock):
         ranking = showable.score(
             question.text,
             question.context,
-            _WEIGHTS,
+            IN_CONVERSATION,
             checked_languages(self.languages),
             surroundings,
         )

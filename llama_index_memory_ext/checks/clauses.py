@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import re
     from collections.abc import Iterable, Sequence
 
-    from llama_index_memory_ext.checks.evidence import Span
+    from llama_index_memory_ext.checks.quotes import Span
 
 
 # ---- sentences ----
@@ -101,7 +101,7 @@ class Clause(NamedTuple):
 
     text: str
     person: str
-    relations: frozenset[str] = frozenset()
+    relations: Iterable[str] = ()
     is_denied: bool = False
 
 
@@ -163,7 +163,7 @@ def _subject_of(clause: str) -> Clause:
     """Return the person of a clause and their relations; person "" if no word tells."""
     named = _named_in_characters().search(clause)
     if named:
-        return Clause(clause, "other", frozenset(relations_in(named.group())))
+        return Clause(clause, "other", relations_in(named.group()))
     if phrases("people", "speaker_in_characters").search(clause):
         return Clause(clause, "user")
     words = _word_beginnings(clause)
@@ -176,7 +176,7 @@ def _subject_of(clause: str) -> Clause:
         return Clause(clause, "user")
     if length:
         relations = relations_in(" ".join(words[:length]))
-        return Clause(clause, "other", frozenset(relations))
+        return Clause(clause, "other", relations)
     person = "" if _people("own").isdisjoint(words) else "user"
     return Clause(clause, person)
 
@@ -284,10 +284,10 @@ def _is_negation(word: str) -> bool:
     )
 
 
-def tells_change(text: str) -> bool:
-    """Return whether the speaker tells a change.
+def tells_own_change(text: str) -> bool:
+    """Return whether the speaker tells a change in their own life.
 
-    >>> [tells_change(text) for text in ("I have moved to Rome", "Call me Bo from now on", "I went to Rome", "Hi")]
+    >>> [tells_own_change(text) for text in ("I have moved to Rome", "Call me Bo from now on", "I went to Rome", "Hi")]
     [True, True, False, False]
     """
     return _matches("change", text)
@@ -311,7 +311,7 @@ def _is_called_untrue(sentence: str) -> bool:
 def is_taken_back(statement: str, text: str, span: Span) -> bool:
     """Return whether a message takes a statement back right behind it.
 
-    >>> from llama_index_memory_ext.checks.evidence import find_quote
+    >>> from llama_index_memory_ext.checks.quotes import find_quote
     >>> text = "I live in Rome. Sorry, no: in Bari."
     >>> is_taken_back("Lives in Rome", text, find_quote("I live in Rome", text))
     True
@@ -338,7 +338,7 @@ _CLOSING_MARKS = "\u201d\u201c\u300d\"'"
 def unsaid_reason(statement: str, text: str, span: Span) -> str:
     """Return why the words around a quote do not state a statement: "asked", "supposed" or "quoted"; "" if they do.
 
-    >>> from llama_index_memory_ext.checks.evidence import find_quote
+    >>> from llama_index_memory_ext.checks.quotes import find_quote
     >>> text = "I like coffee. Should I learn Rust?"
     >>> unsaid_reason("Is learning Rust", text, find_quote("learn Rust", text))
     'asked'

@@ -195,7 +195,7 @@ def _differs_in_a_clause(statement: str, words: str) -> bool:
         ):
             return True
     closest = closest_clause(statement, sentences)
-    says_whom = not closest.relations.isdisjoint(relations_in(statement))
+    says_whom = not relations_in(statement).isdisjoint(closest.relations)
     return closest.person == "other" and not says_whom
 
 

@@ -24,7 +24,12 @@ from llama_index_memory_ext.fact import (
 )
 from llama_index_memory_ext.facts.filters import FactFilter, moment_for
 from llama_index_memory_ext.facts.history import history_of
-from llama_index_memory_ext.facts.ranking import RankedFact, rank
+from llama_index_memory_ext.facts.ranking import (
+    RankedFact,
+    ShowableFacts,
+    Weights,
+    index_of,
+)
 from llama_index_memory_ext.settings import (
     build_checked,
     check_count,
@@ -411,7 +416,8 @@ class FactBook:
 
         def find() -> list[RankedFact]:
             present = [fact for fact in facts if fact.state(now) == "present"]
-            return [entry for entry in rank(present, question) if entry.similarity]
+            showable = ShowableFacts(present, index_of(present))
+            return showable.score(question, (), Weights()).similar()
 
         return await asyncio.to_thread(find)
 
@@ -484,14 +490,12 @@ def _check_pending(
     fact_ids: Sequence[str], facts: Mapping[str, Fact], now: datetime
 ) -> None:
     """Raise a FactError if an id belongs to no pending fact."""
-    pending = [name for name, fact in facts.items() if fact.state(now) == "pending"]
+    states = {name: fact.state(now) for name, fact in facts.items()}
+    pending = [name for name, state in states.items() if state == "pending"]
     for fact_id in fact_ids:
         if fact_id not in pending:
-            state = "none"
-            if fact_id in facts:
-                state = facts[fact_id].state(now)
             raise FactError(
-                f"Expected ids of pending facts; {fact_id!r} is {state}. "
+                f"Expected ids of pending facts; {fact_id!r} is {states.get(fact_id, 'none')}. "
                 f"Pending: {', '.join(pending[:10]) or 'none'}."
             )
 

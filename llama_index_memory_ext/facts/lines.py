@@ -18,7 +18,7 @@ def why_first(fact: Fact) -> str:
 
     A retired fact never comes first.
     """
-    if fact.retired_at is not None:
+    if fact.retired:
         return ""
     if fact.pinned:
         return "pinned"

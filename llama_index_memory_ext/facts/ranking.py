@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from llama_index_memory_ext.fact import (
     CONFIDENCE_WEIGHT,
+    RECENCY_WEIGHT,
     SIMILARITY_WEIGHT,
     Fact,
 )
@@ -94,7 +95,8 @@ class Weights(NamedTuple):
         )
 
 
-_SIMILARITY_AND_CONFIDENCE = Weights()
+# The weights for the facts of a prompt.
+IN_CONVERSATION = Weights(recency=RECENCY_WEIGHT)
 
 
 def document_of(fact: Fact) -> Document:
@@ -179,11 +181,6 @@ class Surroundings(NamedTuple):
     floor: float = _FLOOR
     room: int = sys.maxsize
 
-    @property
-    def fact_ids(self) -> frozenset[str]:
-        """The ids of the facts that the prompt shows elsewhere."""
-        return self.stated.union(fact.id for fact in self.profile)
-
 
 _ALONE = Surroundings()
 
@@ -248,18 +245,13 @@ class ShowableFacts:
         """The ids of the pinned facts, in the order in which they became known."""
         return [self.ids[i] for i in self.first if self.facts[i].pinned]
 
-    def profile(
-        self,
-        record: RecordInPrompt,
-        limit: int,
-        weights: Weights,
-    ) -> list[str]:
+    def profile(self, record: RecordInPrompt, limit: int) -> list[str]:
         """Return the ids of the facts for a profile: pinned facts, then the best by confidence and recency.
 
         Facts whose messages the record or the current turn shows whole are left out.
         The others fit into ``limit`` tokens.
         """
-        shares = weights.shares()
+        shares = IN_CONVERSATION.shares()
         worth = shares.confidence * self.confidences + shares.recency * self.recencies
         order = np.lexsort((self.newer, -worth))
         best = [self.ids[i] for i in order.tolist()]
@@ -343,8 +335,8 @@ class ShowableFacts:
     def _worth(self, scores: Numbers, ongoing: float) -> Numbers:
         best_of_days = np.zeros(self.days.max() + 1)
         np.maximum.at(best_of_days, self.days, scores)
-        is_first_of_day = self.before == np.arange(len(scores))
-        score_before = np.where(is_first_of_day, 0.0, scores[self.before])
+        # The first fact of a day has the place behind all scores, and so a 0 before it.
+        score_before = np.append(scores, 0.0)[self.before]
         beside = best_of_days[self.days] + score_before
         worth: Numbers = (scores + _DAY_SHARE * ongoing * beside) / self.lengths ** (
             _LENGTH_POWER * ongoing
@@ -383,12 +375,12 @@ def _recencies(facts: Sequence[Fact], newer: Numbers, period: Period | None) -> 
 def _days(facts: Sequence[Fact]) -> NDArray[np.intp]:
     """Return the number of each fact's day, counted from 0 over the days with facts."""
     ordinals = [fact.created_at.toordinal() for fact in facts]
-    return np.unique(np.array(ordinals, dtype=np.intp), return_inverse=True)[1]
+    return np.unique(ordinals, return_inverse=True)[1]
 
 
 def _facts_before(days: NDArray[np.intp], newer: Numbers) -> NDArray[np.intp]:
-    """Return for each fact the place of the fact before it on its day; its own place for the first."""
-    before = np.arange(len(days))
+    """Return for each fact the place of the fact before it on its day; the place behind all facts for the first."""
+    before = np.full(len(days), len(days))
     oldest_first = np.lexsort((-newer, days))
     same_day = np.diff(days[oldest_first]) == 0
     before[oldest_first[1:][same_day]] = oldest_first[:-1][same_day]
@@ -439,14 +431,15 @@ class Ranking(NamedTuple):
           for, and the best 12 other facts that fit the room for them.
         - 0: all facts.
         """
-        elsewhere = self.surroundings.fact_ids
+        surroundings = self.surroundings
+        elsewhere = surroundings.stated.union(fact.id for fact in surroundings.profile)
         close = self._is_close()
         places = np.arange(len(close)) if among is None else np.array(among, np.intp)
         general = _MOST_GENERAL
         if self.min_similarity:
             general = 0
             places = places[close[places]]
-        room = self.surroundings.room
+        room = surroundings.room
         for place in self._order(places):
             name = self.showable.ids[place]
             if name in elsewhere:
@@ -498,10 +491,8 @@ class Ranking(NamedTuple):
         def tokens_of(entry: RankedFact) -> int:
             return self.showable.lines[entry.fact.id].tokens
 
-        front: list[RankedFact] = []
-        if self.showable.first:
-            share = int(FIRST_SHARE * limit)
-            front = take_fitting(self.concerning(self.showable.first), tokens_of, share)
+        share = int(FIRST_SHARE * limit)
+        front = take_fitting(self.concerning(self.showable.first), tokens_of, share)
         ids = {entry.fact.id for entry in front}
         behind = (entry for entry in self.concerning() if entry.fact.id not in ids)
         return take_fitting(
@@ -540,25 +531,8 @@ class Ranking(NamedTuple):
         return entries
 
 
-def rank(
-    facts: Sequence[Fact],
-    question: str,
-    context: Sequence[str] = (),
-    weights: Weights = _SIMILARITY_AND_CONFIDENCE,
-    ranker: FactRanker | None = None,
-) -> list[RankedFact]:
-    """Return all facts, best first, as ``ShowableFacts.score`` scores them; of equally good facts the newest first.
-
-    If no fact has a word in common with the question, confidence and recency decide.
-    ``context`` are the turns before the question. ``ranker`` holds the documents of
-    these facts; None: they are indexed for this call, which takes about 0.1 ms for each.
-    """
-    showable = ShowableFacts(facts, index_of(facts) if ranker is None else ranker)
-    return list(showable.score(question, context, weights).best_first())
-
-
 def index_of(facts: Sequence[Fact]) -> TfidfRanker:
-    """Return a new index of these facts."""
+    """Return a new index of these facts, which takes about 0.1 ms for each."""
     ranker = TfidfRanker()
     ranker.add(map(document_of, facts))
     return ranker

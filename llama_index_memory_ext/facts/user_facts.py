@@ -13,7 +13,6 @@ from llama_index_memory_ext.facts.history import past_facts
 from llama_index_memory_ext.facts.ranking import (
     RecordInPrompt,
     ShowableFacts,
-    Weights,
     document_of,
 )
 from llama_index_memory_ext.search.tfidf import FactRanker, suppress_failures
@@ -123,7 +122,9 @@ class UserFacts:
                 break
         has_ended = self._holds_until and self._holds_until <= now_in()
         if has_ended or (self.facts and self._ranker is None):
-            await asyncio.to_thread(self._take, NOTHING_READ)
+            seen = self.changes
+            nothing = seen._replace(fresh=True, facts=[])
+            await asyncio.to_thread(self.apply, nothing, seen)
         return self
 
     async def showable_for(self, question: str) -> ShowableFacts:
@@ -140,19 +141,16 @@ class UserFacts:
         reader: str,
         record: RecordInPrompt,
         limit: int,
-        weights: Weights,
     ) -> list[Fact]:
         """Return the facts of the profile that hold: pinned facts, then the facts that were chosen for this record.
 
         The choice is stored under the name ``reader`` once for each position of the
         record. So every process shows the same profile until the record is cut.
         """
-        if not self.present.facts:
-            return []
         key = (reader, record.session_id, record.cursor)
         chosen_ids = self._choices.get(key)
         if chosen_ids is None:
-            fact_ids = self.present.profile(record, limit, weights)
+            fact_ids = self.present.profile(record, limit)
             # An empty choice is not kept: the first facts enter the profile at once.
             if not fact_ids:
                 return []
@@ -191,20 +189,14 @@ class UserFacts:
         return fact_ids
 
     def apply(self, changes: FactChanges, seen: FactChanges) -> bool:
-        """Apply the changes since ``seen``; return False, and do nothing, if other changes were applied since."""
+        """Apply the changes since ``seen``, in a thread: indexing many facts takes long enough to block the event loop.
+
+        Other threads see all of a change or nothing. Return False, and do nothing, if other
+        changes were applied since.
+        """
         with self._guard:
             if self.changes is not seen:
                 return False
-            self._take(changes)
-            self.changes = changes
-            return True
-
-    def _take(self, changes: FactChanges) -> None:
-        """Apply changes, in a thread: indexing many facts takes long enough to block the event loop.
-
-        Other threads see all of a change or nothing.
-        """
-        with self._guard:
             now = self._now()
             changed = {fact.id: fact for fact in changes.facts}
             facts = changed
@@ -217,10 +209,10 @@ class UserFacts:
             self._follow((*active, *past), changed)
             lines = {}
             for fact in active:
-                line = None
-                if changes.fresh and fact.id not in changed:
-                    line = self.present.lines.get(fact.id)
-                lines[fact.id] = line or self._line_of(fact)
+                line = self.present.lines.get(fact.id)
+                if line is None or fact.id in changed:
+                    line = self._line_of(fact)
+                lines[fact.id] = line
             self.present = ShowableFacts(
                 active,
                 self._ranker,
@@ -230,6 +222,8 @@ class UserFacts:
             self.facts = facts
             self.past = past
             self._holds_until = _next_end(facts.values(), now, self.time_zone)
+            self.changes = changes
+            return True
 
     def _now(self) -> datetime:
         return now_in(self.time_zone)
@@ -254,7 +248,11 @@ class UserFacts:
         """
         with self._guard:
             past = tuple(fact for fact in self.past if true_in(fact, period))
-            active = [fact for fact in self.active if _may_hold_in(fact, period)]
+            active = [
+                fact
+                for fact in self.active
+                if fact.pinned or (fact.valid_from or date.min) <= period.end
+            ]
             lines = {fact.id: self._line_of(fact) for fact in past}
             return ShowableFacts(
                 (*active, *past),
@@ -286,10 +284,6 @@ def true_in(fact: Fact, period: Period) -> bool:
         # The fact became known after its end.
         start = date.min
     return start <= period.end and end >= period.start
-
-
-def _may_hold_in(fact: Fact, period: Period) -> bool:
-    return fact.pinned or (fact.valid_from or date.min) <= period.end
 
 
 def _next_end(

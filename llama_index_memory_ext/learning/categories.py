@@ -67,13 +67,14 @@ def list_categories(categories: Categories) -> str:
     return ", ".join(names)
 
 
-def read_category(value: Json, categories: Sequence[str] = CATEGORIES) -> str:
+def read_category(value: Json, categories: Categories = CATEGORIES) -> str:
     """Return the category that a reply names.
 
     If it names none, return "knowledge" if that is a category, or else the first one.
     """
-    spellings = {name.casefold(): name for name in categories}
+    names = list(categories)
+    spellings = {name.casefold(): name for name in names}
     name = value[:_NAME_CHARACTERS].strip().casefold() if isinstance(value, str) else ""
     for match in get_close_matches(name, spellings, n=1, cutoff=0.85):
         return spellings[match]
-    return spellings.get(DEFAULT_CATEGORY, categories[0])
+    return spellings.get(DEFAULT_CATEGORY, names[0])

@@ -11,7 +11,7 @@ from llama_index_memory_ext.checks.clauses import (
     closest_clause,
     sentences_of,
     states_something,
-    tells_change,
+    tells_own_change,
 )
 from llama_index_memory_ext.learning.prompt import on_one_line
 from llama_index_memory_ext.learning.reply import NewFact, without_thoughts
@@ -47,7 +47,7 @@ def doubted_facts(lines: Sequence[Utterance], facts: Sequence[Fact]) -> list[Dou
     ranks = dict[Doubt, int]()
     for number, fact in enumerate(facts, 1):
         for words in _statements(lines):
-            rank = shares_word(fact.content, words) + tells_change(words)
+            rank = shares_word(fact.content, words) + tells_own_change(words)
             if rank and not _is_about_other(words, fact):
                 ranks[Doubt(number, words)] = rank
     doubts = dict[int, Doubt]()

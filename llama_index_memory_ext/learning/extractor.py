@@ -17,7 +17,7 @@ from llama_index_memory_ext.errors import (
     blame_of,
 )
 from llama_index_memory_ext.events import FactsExtractedEvent, send
-from llama_index_memory_ext.fact import Fact, RetiredBy, SetAside, retire
+from llama_index_memory_ext.fact import Fact, SetAside, retire
 from llama_index_memory_ext.learning.batch import ALL_UNREAD, Batch, BatchReader, Due
 from llama_index_memory_ext.learning.changes import (
     changed_facts,
@@ -45,7 +45,7 @@ from llama_index_memory_ext.store.tables import display_name
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from datetime import datetime
 
     from llama_index.core.base.llms.types import ChatMessage, ChatResponse
@@ -146,8 +146,6 @@ class Extractor:
             return None
         try:
             return await self._learn(batch, batch.progress.after_success())
-        except StoreError:
-            raise
         except Exception as error:
             if await self._store_failure(error, batch):
                 return Extracted()
@@ -175,7 +173,7 @@ class Extractor:
         about: Sequence[Fact] = (),
         *,
         tool_text: str = "",
-        retired_by: RetiredBy | None = None,
+        is_request: bool = False,
     ) -> Extracted:
         """Store a reply that comes from a tool.
 
@@ -187,7 +185,7 @@ class Extractor:
             lines: The conversation.
             about: The facts that the reply names by their places, from 1.
             tool_text: The texts that tools returned.
-            retired_by: The cause of a retirement; None: the words decide.
+            is_request: Whether the user asks to forget the facts that the reply ends.
 
         Raises:
             StoreError: Facts of the user are being deleted.
@@ -200,7 +198,7 @@ class Extractor:
             lines,
             checks=TOOL_CHECKS,
             tool_text=tool_text,
-            retired_by=retired_by,
+            is_request=is_request,
         )
         applied = await self._check(validate, about, self.block.now())
         if not applied.changed:
@@ -212,9 +210,7 @@ class Extractor:
             raise StoreError(
                 "Expected to store facts; facts of this user are being deleted at the same time. Try again."
             )
-        await self._send_event(applied)
-        # So that the next question need not wait.
-        await user_facts.present.prepare()
+        await self._announce(applied)
         return applied
 
     # ---- the five steps of a batch ----
@@ -364,9 +360,7 @@ class Extractor:
         written = Extracted(seconds=extracted.seconds, usage=extracted.usage)
         if is_stored:
             written = extracted._replace(messages=len(batch.rows))
-            await self._send_event(written)
-            # So that the next question need not wait.
-            await user_facts.present.prepare()
+            await self._announce(written)
         return written
 
     # ---- parts of the steps ----
@@ -374,7 +368,7 @@ class Extractor:
     async def _budget(self, halved: float = 0) -> RequestBudget:
         # The first budget describes the tool, and loads the model's client.
         return await asyncio.to_thread(
-            self.planner.budget, self.block.known_llm(), halved
+            self.planner.budget, self.block.chosen_llm(), halved
         )
 
     @contextmanager
@@ -396,7 +390,10 @@ class Extractor:
         return used
 
     async def _store_failure(self, error: Exception, batch: Batch) -> bool:
-        """Store the progress after a failure with the cursor; return whether the next batch can be read at once."""
+        """Store the progress after a failure with the cursor; return whether the next batch can be read at once.
+
+        A failure of the model's server or of the database changes no progress.
+        """
         action, progress = after_failure(batch.progress, blame_of(error), batch.turns)
         unread = batch.unread
         position = unread.position
@@ -426,8 +423,14 @@ class Extractor:
             )
         return self.at_once or action != "pause"
 
-    async def _send_event(self, extracted: Extracted) -> None:
-        facts = (await self.user_facts.read()).facts
+    async def _announce(self, extracted: Extracted) -> None:
+        """Send an event about facts that were stored, and embed them, so that the next question need not wait."""
+        user_facts = await self.user_facts.read()
+
+        def stored_ids(facts: Iterable[Fact]) -> list[str]:
+            # A change that another process had stored already was left out.
+            return [fact.id for fact in facts if fact.id in user_facts.facts]
+
         reply = extracted.reply
         # Also new facts over ``max_facts``.
         retired = [fact for fact in extracted.changed if fact.retired]
@@ -437,13 +440,13 @@ class Extractor:
         send(
             FactsExtractedEvent(
                 session_id=self.session_id,
-                user_id=display_name(self.user_facts.namespace),
-                agent_id=self.user_facts.view.own,
+                user_id=display_name(user_facts.namespace),
+                agent_id=user_facts.view.own,
                 messages=extracted.messages,
-                new=_stored_ids(reply.accepted, facts),
-                confirmed=_stored_ids(reply.confirmed, facts),
-                retired=_stored_ids(retired, facts),
-                pending=_stored_ids(pending, facts),
+                new=stored_ids(reply.accepted),
+                confirmed=stored_ids(reply.confirmed),
+                retired=stored_ids(retired),
+                pending=stored_ids(pending),
                 rejections=reply.rejections,
                 not_stored=reply.rejected,
                 seconds=extracted.seconds,
@@ -451,8 +454,4 @@ class Extractor:
                 completion_tokens=extracted.usage.completion_tokens,
             )
         )
-
-
-def _stored_ids(facts: Iterable[Fact], stored: Mapping[str, Fact]) -> list[str]:
-    """Return the ids of the facts that are stored: a change that another process had stored already was left out."""
-    return [fact.id for fact in facts if fact.id in stored]
+        await user_facts.present.prepare()

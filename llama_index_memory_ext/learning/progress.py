@@ -55,12 +55,10 @@ class Progress(NamedTuple):
 
     def without(self, turn: SetAside) -> Progress:
         """Return the progress after a turn was set aside."""
-        return self._replace(
-            most_turns=None,
-            tries=0,
+        return Progress(
             in_a_row=self.in_a_row + 1,
-            halved=0,
             set_aside=(*self.set_aside, turn),
+            is_understood=self.is_understood,
         )
 
     @property

@@ -61,7 +61,7 @@ def extraction_prompt(
     text += f"{rejected}The messages are of {day}.\n<transcript>\n{_numbered(lines, before)}</transcript>"
     system = _INSTRUCTIONS.format(
         example_quote=EXAMPLE_QUOTE,
-        example_category=read_category(None, tuple(categories)),
+        example_category=read_category(None, categories),
         what_to_find=(instructions or "").strip() or _WHAT_TO_FIND,
         categories=list_categories(categories),
     )

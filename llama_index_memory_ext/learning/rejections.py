@@ -9,15 +9,14 @@ that are then stored. An entry that ends a known fact passes ``ENDING_CHECKS``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index_memory_ext.checks.clauses import (
     is_about_stranger,
     is_small_talk,
     is_taken_back,
-    sentences_at,
     speaks_to_listener,
-    tells_change,
+    tells_own_change,
     unsaid_reason,
 )
 from llama_index_memory_ext.checks.comparison import says_more
@@ -59,6 +58,7 @@ _UNSAID = {
 class Candidate(NamedTuple):
     """A new fact to check.
 
+    ``source``: the conversation.
     ``reported``: the entry, as a model reports it.
     ``content``: the statement, or the user's own sentence in its place.
     ``place``: where the quote lies in the user's lines, or ``NOWHERE``.
@@ -66,6 +66,7 @@ class Candidate(NamedTuple):
     ``is_users_words``: the content is the user's own sentence.
     """
 
+    source: Source
     reported: NewFact
     content: str
     place: QuoteMatch
@@ -73,14 +74,16 @@ class Candidate(NamedTuple):
     is_users_words: bool = False
 
     @property
-    def quote(self) -> str:
-        """The quote, as the model reports it."""
-        return self.reported.quote
+    def question(self) -> str:
+        """The question that the quote answers; "" for none."""
+        return self.source.question(self.place)
 
 
 class Ending(NamedTuple):
     """A known fact that an entry ends.
 
+    ``source``: the conversation.
+    ``reported``: the entry, as a model reports it.
     ``place``: where the quote lies in the user's lines, or ``NOWHERE``.
     ``new``: the new fact that holds instead.
     ``is_only``: no other fact is ended by the same quote.
@@ -88,26 +91,25 @@ class Ending(NamedTuple):
     request.
     """
 
+    source: Source
     fact: Fact
-    quote: str
+    reported: NewFact
     place: QuoteMatch
     new: Fact | None
     is_only: bool
     is_request: bool
 
 
-Checked = TypeVar("Checked")
-Check = Callable[[Candidate, Source], Rejection | None]
+# A check of a ``Candidate`` or an ``Ending``.
+Check = Callable[[Any], Rejection | None]
 
 
 def first_rejection(
-    entry: Checked,
-    source: Source,
-    checks: Iterable[Callable[[Checked, Source], Rejection | None]],
+    entry: Candidate | Ending, checks: Iterable[Check]
 ) -> Rejection | None:
     """Return the rejection by the first check that gives one; None if all pass."""
     for check in checks:
-        rejection = check(entry, source)
+        rejection = check(entry)
         if rejection:
             return rejection
     return None
@@ -116,14 +118,14 @@ def first_rejection(
 # ---- new facts ----
 
 
-def reject_unreadable(candidate: Candidate, _: Source) -> Rejection | None:
+def reject_unreadable(candidate: Candidate) -> Rejection | None:
     """Reject contents that no person would write, or that a model reads in another way than a person.
 
     Hidden characters and the tags around memories in a prompt carry instructions. A
     very long word is an encoded text.
     """
     content = candidate.content
-    quote = candidate.quote
+    quote = candidate.reported.quote
     is_announcement = content.rstrip().endswith((":", "\uff1a"))
     is_empty = not any(map(str.isalnum, f"{content}{quote}"))
     if is_announcement or is_empty:
@@ -142,7 +144,7 @@ def reject_unreadable(candidate: Candidate, _: Source) -> Rejection | None:
     return None
 
 
-def reject_unsure(candidate: Candidate, _: Source) -> Rejection | None:
+def reject_unsure(candidate: Candidate) -> Rejection | None:
     """Reject a fact that the model itself is not sure of."""
     confidence = candidate.reported.confidence
     least = candidate.min_confidence
@@ -154,48 +156,47 @@ def reject_unsure(candidate: Candidate, _: Source) -> Rejection | None:
     )
 
 
-def reject_secret(candidate: Candidate, _: Source) -> Rejection | None:
+def reject_secret(candidate: Candidate) -> Rejection | None:
     """Reject passwords, keys and numbers of papers, because models and exports get the facts."""
-    texts = {candidate.content, candidate.quote, candidate.place.quote}
+    texts = {candidate.content, candidate.reported.quote, candidate.place.quote}
     if any(map(holds_secret, texts)):
         return Rejection("secret", "It holds a password, a key or another secret.")
     return None
 
 
-def reject_unquoted(entry: Candidate | Ending, source: Source) -> Rejection | None:
+def reject_unquoted(entry: Candidate | Ending) -> Rejection | None:
     """Reject a fact or an end whose quote is not in the user's lines.
 
     The assistant repeats facts of the prompt, and invents some.
     """
-    quote = entry.quote
+    quote = entry.reported.quote
     if entry.place is not NOWHERE:
         return None
     if not quote.strip():
         return Rejection("no_quote", "It has no quote of the user.")
-    if source.is_said_by_others(quote):
+    if entry.source.is_said_by_others(quote):
         return Rejection("not_the_users_words", "Only the assistant said it.")
     return Rejection("quote_not_found", "Its quote is not in the conversation.")
 
 
-def reject_assistants_words(candidate: Candidate, source: Source) -> Rejection | None:
+def reject_assistants_words(candidate: Candidate) -> Rejection | None:
     """Reject a content that copies the assistant's words, behind a quote of the user's.
 
     A short answer may take over the words of its question.
     """
-    is_answer = source.question(candidate.place)
-    if not is_answer and source.is_the_assistants(candidate.content):
+    if not candidate.question and candidate.source.is_the_assistants(candidate.content):
         return Rejection("not_the_users_words", "Only the assistant said it.")
     return None
 
 
-def reject_small_talk(candidate: Candidate, _: Source) -> Rejection | None:
+def reject_small_talk(candidate: Candidate) -> Rejection | None:
     """Reject greetings, thanks and praise."""
     if is_small_talk(candidate.content):
         return Rejection("small_talk", "It says nothing about the user.")
     return None
 
 
-def reject_unstated(candidate: Candidate, _: Source) -> Rejection | None:
+def reject_unstated(candidate: Candidate) -> Rejection | None:
     """Reject a fact that the user's sentences only ask, suppose or quote, or that they take back."""
     content = candidate.content
     place = candidate.place
@@ -207,41 +208,42 @@ def reject_unstated(candidate: Candidate, _: Source) -> Rejection | None:
     return None
 
 
-def reject_others(candidate: Candidate, source: Source) -> Rejection | None:
+def reject_others(candidate: Candidate) -> Rejection | None:
     """Reject a fact about the listener, an invented person, or a person whom the words do not name."""
-    place = candidate.place
     content = candidate.content
-    sentences = sentences_at(place.text, place.span)
+    sentences = candidate.place.sentences
     words = " ".join(sentences)
     without_calls = phrases("people", "call").sub("", words)
     is_name = shares_word(content, words) and not shares_word(content, without_calls)
     is_to_listener = is_name or all(map(speaks_to_listener, sentences))
-    if is_to_listener and not source.question(place):
+    if is_to_listener and not candidate.question:
         return Rejection("other", "It is about the assistant, or about a text.")
     if candidate.is_users_words and is_about_stranger(sentences):
         return Rejection("other", "It is about another person, and does not say who.")
     return None
 
 
-def reject_tools_words(candidate: Candidate, source: Source) -> Rejection | None:
+def reject_tools_words(candidate: Candidate) -> Rejection | None:
     """Reject a fact without keywords, or with a keyword that only a tool's text has.
 
     A web page may tell an agent what to store.
     """
     words = keywords(candidate.content)
-    said = source.users_keywords | keywords(source.question(candidate.place))
-    if words and not shared(words - shared(words, said), keywords(source.tool_text)):
+    said = candidate.source.users_keywords | keywords(candidate.question)
+    unsaid = words - shared(words, said)
+    if words and not shared(unsaid, keywords(candidate.source.tool_text)):
         return None
     return Rejection("not_the_users_words", "Its words are not the user's own.")
 
 
-def reject_addition(candidate: Candidate, source: Source) -> Rejection | None:
+def reject_addition(candidate: Candidate) -> Rejection | None:
     """Reject a fact of a tool that says more than the user did: its agent can try again.
 
     In scripts other than Latin, Chinese, Japanese and Korean, and in a translation, the
     user's sentence is stored instead.
     """
     content = candidate.content
+    source = candidate.source
     words = source.words_at(candidate.place)
     if script_of(content) == "other" or is_translation(content, words):
         return None
@@ -270,21 +272,21 @@ TOOL_CHECKS = (*CHECKS, reject_tools_words, reject_addition)
 # ---- ends of known facts ----
 
 
-def reject_pinned(ending: Ending, _: Source) -> Rejection | None:
+def reject_pinned(ending: Ending) -> Rejection | None:
     """Keep pinned facts."""
     if ending.fact.pinned:
         return Rejection("pinned", "A pinned fact stays until it is unpinned.")
     return None
 
 
-def reject_repetition(ending: Ending, _: Source) -> Rejection | None:
+def reject_repetition(ending: Ending) -> Rejection | None:
     """Keep a fact whose replacement only repeats it."""
     if ending.new is not None and ending.new.id == ending.fact.id:
         return Rejection("replacement_rejected", "The new fact only repeats it.")
     return None
 
 
-def reject_uncontradicted(ending: Ending, source: Source) -> Rejection | None:
+def reject_uncontradicted(ending: Ending) -> Rejection | None:
     """Keep a fact that the user's words do not contradict.
 
     Words that ask, suppose or quote contradict nothing. Other words end the fact in
@@ -298,9 +300,11 @@ def reject_uncontradicted(ending: Ending, source: Source) -> Rejection | None:
     reason = unsaid_reason(fact.content, place.text, place.span)
     if reason:
         return Rejection(reason, _UNSAID[reason])
-    sentences = " ".join(sentences_at(place.text, place.span))
-    words = f"{sentences}\n{source.question(place)}\n{new.content if new else ''}"
-    is_change = (ending.is_only or new is not None) and tells_change(sentences)
+    sentences = " ".join(place.sentences)
+    words = (
+        f"{sentences}\n{ending.source.question(place)}\n{new.content if new else ''}"
+    )
+    is_change = (ending.is_only or new is not None) and tells_own_change(sentences)
     if shares_word(fact.content, words) or is_change or ending.is_request:
         return None
     return Rejection("not_contradicted", "The user's words do not concern it.")

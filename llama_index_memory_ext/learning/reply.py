@@ -25,7 +25,9 @@ from llama_index_memory_ext.text.messages import MOST_CHARACTERS, Json, clean
 from llama_index_memory_ext.words import phrases
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
+
+    from llama_index_memory_ext.learning.categories import Categories
 
 
 # The tags around the texts that a model reads. It copies quotes from there, where these
@@ -180,7 +182,7 @@ class NewFact(BaseModel):
 
 
 def read_facts(
-    text: str, categories: Sequence[str], *, by_tool: bool = True
+    text: str, categories: Categories, *, by_tool: bool = True
 ) -> list[NewFact]:
     """Return the facts in an answer, without the text before and after its JSON.
 
@@ -219,7 +221,7 @@ def read_facts(
 
 
 def _fact_of(
-    entry: dict[str, Json], categories: Sequence[str], *, by_tool: bool
+    entry: dict[str, Json], categories: Categories, *, by_tool: bool
 ) -> NewFact:
     category = read_category(entry.get("category"), categories)
     fact = NewFact.model_validate({**entry, "category": category})

@@ -76,11 +76,11 @@ def report_tool() -> FunctionTool:
 
 def can_call(llm: LLM) -> bool:
     """Return whether a model may be asked by a tool."""
-    is_in_words = llm.pydantic_program_mode == PydanticProgramMode.LLM
-    if is_in_words or takes(llm, "tools") is False:
-        return False
     return (
-        isinstance(llm, FunctionCallingLLM) and llm.metadata.is_function_calling_model
+        llm.pydantic_program_mode != PydanticProgramMode.LLM
+        and takes(llm, "tools") is not False
+        and isinstance(llm, FunctionCallingLLM)
+        and llm.metadata.is_function_calling_model
     )
 
 
@@ -110,7 +110,7 @@ async def ask_for_facts(
     response = await send(messages, by_tool=can_call(llm))
     # The server may have refused the tool.
     by_tool = can_call(llm)
-    read = partial(_read_response, tuple(categories))
+    read = partial(_read_response, categories)
     try:
         return await asyncio.to_thread(read, response, by_tool)
     except FactReplyError as error:
@@ -121,7 +121,10 @@ async def ask_for_facts(
         if ignores_tool:
             by_tool = False
         else:
-            messages = _with_correction(messages, error)
+            # Without any word of the last answer.
+            content = f"{messages[-1].content}\n\nYour last answer could not be read: {error.problem}. Answer again."
+            correction = ChatMessage(role=messages[-1].role, content=content)
+            messages = [*messages[:-1], correction]
     response = await send(messages, by_tool=by_tool)
     reply = await asyncio.to_thread(read, response, by_tool)
     if not by_tool:
@@ -162,16 +165,8 @@ async def _send(
     return await ask_with(llm, chat, answer_tokens, responses)
 
 
-def _with_correction(
-    messages: Sequence[ChatMessage], error: FactReplyError
-) -> list[ChatMessage]:
-    """Return messages that ask for a readable answer, without any word of the last one."""
-    content = f"{messages[-1].content}\n\nYour last answer could not be read: {error.problem}. Answer again."
-    return [*messages[:-1], ChatMessage(role=messages[-1].role, content=content)]
-
-
 def _read_response(
-    categories: Sequence[str],
+    categories: Categories,
     response: ChatResponse,
     by_tool: bool,
 ) -> list[NewFact]:

@@ -71,19 +71,16 @@ class RequestPlanner:
     categories: Categories
     instructions: str | None
 
-    def budget(self, llm: LLM | None, halved: float = 0) -> RequestBudget:
-        """Return the limits of a request after so many halvings; the defaults for an unknown model."""
-        window = context_window(llm) if llm else None
+    def budget(self, llm: LLM, halved: float = 0) -> RequestBudget:
+        """Return the limits of a request after so many halvings."""
         answer = getattr(llm, "max_tokens", None)
         if not isinstance(answer, int):
             answer = None
-        fixed = 0
-        if window:
-            messages = self._messages((), (), date.min)
-            texts = [message.content or "" for message in messages]
-            texts.append(report_tool().metadata.fn_schema_str)
-            fixed = sum(map(self.counter.count, texts))
-        return request_budget(window, fixed, halved=halved, answer=answer)
+        messages = self._messages((), (), date.min)
+        texts = [message.content or "" for message in messages]
+        texts.append(report_tool().metadata.fn_schema_str)
+        fixed = sum(map(self.counter.count, texts))
+        return request_budget(context_window(llm), fixed, halved=halved, answer=answer)
 
     async def plan(self, batch: Batch, *, lists_facts: bool) -> Request:
         """Return the request for a batch.
@@ -92,14 +89,14 @@ class RequestPlanner:
         fact of a list.
         """
         known_facts = await self._known_facts(batch)
-        tokens = [self.counter.count(line.text) for line in batch.lines]
+        tokens = sum(self.counter.count(line.text) for line in batch.lines)
         messages = self._messages(
             batch.lines,
             known_facts if lists_facts else (),
             batch.asked_at.date(),
             batch.before,
         )
-        answer_tokens = min(batch.budget.answer, ANSWER_TOKENS + sum(tokens))
+        answer_tokens = min(batch.budget.answer, ANSWER_TOKENS + tokens)
         return Request(batch, known_facts, messages, answer_tokens)
 
     def _messages(

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from llama_index_memory_ext.checks.clauses import (
     count_shared,
     denies,
-    sentences_at,
     statements_of,
     states_something,
     tells_past,
@@ -88,7 +87,7 @@ def validate_reply(
     checks: Sequence[Check] = CHECKS,
     context: Sequence[Utterance] = (),
     tool_text: str = "",
-    retired_by: RetiredBy | None = None,
+    is_request: bool = False,
 ) -> ValidatedReply:
     """Check each entry of a reply against the conversation.
 
@@ -107,15 +106,16 @@ def validate_reply(
             names and questions may come from them.
         tool_text: The texts of tools and pages, for ``TOOL_CHECKS``: a new fact may have
             no keyword that only they have.
-        retired_by: Why facts end; if None, the quote of each entry tells.
-            With "request", past facts can be retired, too.
+        is_request: Whether the entries come from a tool for requests to forget, which
+            can retire past facts, too. Otherwise the quote of each entry tells why its
+            fact ends.
     """
     validation = _Validation(
         Source(lines, context, tool_text, now.date(), [*known_facts, *active]),
         known_facts,
         now,
         session_id,
-        retired_by,
+        is_request,
     )
     quotes = Counter(entry.quote for entry in reply if entry.ends)
     for entry in reply:
@@ -124,7 +124,16 @@ def validate_reply(
             new = validation.add(entry, checks, min_confidence)
         if entry.ends:
             validation.end(entry, new, is_only=quotes[entry.quote] == 1)
-    return validation.result()
+    changed = {*validation.retired, *(fact.id for fact in validation.accepted)}
+    confirmed = [
+        fact for name, fact in validation.confirmed.items() if name not in changed
+    ]
+    return ValidatedReply(
+        tuple(validation.accepted),
+        tuple(confirmed),
+        tuple(validation.retired.values()),
+        tuple(validation.rejected),
+    )
 
 
 @dataclass
@@ -139,7 +148,7 @@ class _Validation:
     known_facts: Sequence[Fact]
     now: datetime
     session_id: str | None
-    retired_by: RetiredBy | None
+    is_request: bool
     accepted: list[Fact] = field(default_factory=list)
     confirmed: dict[str, Fact] = field(default_factory=dict)
     retired: dict[str, Fact] = field(default_factory=dict)
@@ -159,11 +168,13 @@ class _Validation:
     ) -> Fact | None:
         """Return the new fact, or the known fact that it repeats; None if it is rejected."""
         place = self.source.find(new.quote) or self.source.find_copy(new.content)
-        candidate = Candidate(new, new.content, place or NOWHERE, min_confidence)
-        rejection = first_rejection(candidate, self.source, checks)
+        candidate = Candidate(
+            self.source, new, new.content, place or NOWHERE, min_confidence
+        )
+        rejection = first_rejection(candidate, checks)
         if rejection is None:
-            candidate = choose_wording(candidate, self.source)
-            rejection = first_rejection(candidate, self.source, STATED_CHECKS)
+            candidate = choose_wording(candidate)
+            rejection = first_rejection(candidate, STATED_CHECKS)
         if rejection:
             self.rejected.append(_with_statement(rejection, new.content))
             return None
@@ -189,40 +200,30 @@ class _Validation:
             self.rejected.append(_NO_SUCH_FACT)
             return
         place = self.source.find(entry.quote) or NOWHERE
-        is_request = self.retired_by == "request"
-        ending = Ending(fact, entry.quote, place, new, is_only, is_request)
-        rejection = first_rejection(ending, self.source, ENDING_CHECKS)
+        ending = Ending(self.source, fact, entry, place, new, is_only, self.is_request)
+        rejection = first_rejection(ending, ENDING_CHECKS)
         if rejection:
             self.rejected.append(rejection)
             return
         reason = "The user said that it is no longer true."
-        if is_request:
+        retired_by = why_retired(entry.quote)
+        if self.is_request:
             reason = "The user asked to forget it."
+            retired_by = "request"
         self.retired[fact.id] = retire(
             fact,
             reason,
             max(fact.updated_at, self.now),
             new.id if new else None,
-            by=self.retired_by or why_retired(entry.quote),
-        )
-
-    def result(self) -> ValidatedReply:
-        """Return the validated reply."""
-        changed = {*self.retired, *(fact.id for fact in self.accepted)}
-        confirmed = [fact for fact in self.confirmed.values() if fact.id not in changed]
-        return ValidatedReply(
-            tuple(self.accepted),
-            tuple(confirmed),
-            tuple(self.retired.values()),
-            tuple(self.rejected),
+            by=retired_by,
         )
 
     def _known_fact(self, number: int) -> Fact | None:
         if not 0 < number <= len(self.known_facts):
             return None
         fact = self.known_facts[number - 1]
-        is_request = self.retired_by == "request"
-        if not fact.retired or (is_request and fact.state(self.now) == "past"):
+        is_past = fact.state(self.now) == "past"
+        if not fact.retired or (self.is_request and is_past):
             return fact
         return None
 
@@ -235,7 +236,7 @@ class _Validation:
         place = new.place
         said_as: SaidAs = "stated"
         last_day = None
-        if tells_past(new.content, sentences_at(place.text, place.span)):
+        if tells_past(new.content, place.sentences):
             said_as = "past"
             last_day = self.source.said_on - timedelta(days=1)
         quoted = self.source.quoted_lines(place)
@@ -276,14 +277,15 @@ def why_retired(text: str) -> RetiredBy:
     return "change"
 
 
-def choose_wording(candidate: Candidate, source: Source) -> Candidate:
+def choose_wording(candidate: Candidate) -> Candidate:
     """Return the candidate with its statements alone, or with the user's sentence if they say more than the user did.
 
     The user's words are the sentence of the quote that is closest to the fact. A short
     answer is stored together with its question.
     """
+    source = candidate.source
     place = candidate.place
-    question = source.question(place)
+    question = candidate.question
     statement = statements_of(candidate.content)
     words = source.words_at(place)
     names = f"{source.conversation_text}\n{source.facts_text}"
@@ -297,10 +299,9 @@ def choose_wording(candidate: Candidate, source: Source) -> Candidate:
     if question:
         answer = f'Asked "{question}", the user said "{place.text.strip()}".'
         return candidate._replace(content=answer)
-    sentences = sentences_at(place.text, place.span)
-    stating = list(filter(states_something, sentences))
+    stating = list(filter(states_something, place.sentences))
     closeness = partial(count_shared, candidate.content)
-    sentence = max(stating or sentences, key=closeness, default="")
+    sentence = max(stating or place.sentences, key=closeness, default="")
     if len(tokens_in(sentence)) > _MOST_WORDS:
         sentence = place.quote[:MAX_FACT]
     # The whole sentence is the quote of the fact.

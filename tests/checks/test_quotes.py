@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llama_index_memory_ext.checks.evidence import find_quote
+from llama_index_memory_ext.checks.quotes import find_quote
 from llama_index_memory_ext.words import TOKEN
 
 SAID = (

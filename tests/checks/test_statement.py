@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from llama_index_memory_ext.checks.clauses import denies, unsaid_reason
-from llama_index_memory_ext.checks.evidence import find_quote
+from llama_index_memory_ext.checks.quotes import find_quote
 from tests.words import rows
 
 

@@ -251,7 +251,7 @@ async def test_a_wish_to_forget_does_not_store_a_deleted_fact_again(
         [NewFact(content="", quote=wish, ends=1)],
         [Utterance(1, "user", wish)],
         [tea],
-        retired_by="request",
+        is_request=True,
     )
     assert await memory.facts.alist(state="all") == []
 

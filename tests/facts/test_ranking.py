@@ -19,10 +19,10 @@ from llama_index_memory_ext.facts.ranking import (
     ShowableFacts,
     Weights,
     document_of,
-    rank,
 )
 from llama_index_memory_ext.search.tfidf import Document, FactRanker, TfidfRanker
 from llama_index_memory_ext.words import visible
+from tests.facts.ranked import rank
 from tests.words import LANGUAGES, rows
 
 THEN = datetime(2026, 11, 20, tzinfo=timezone.utc)

@@ -100,7 +100,7 @@ async def test_a_store_can_be_warmed_up(database_uri: str) -> None:
 
 PROGRAM = """
 import os, threading
-from llama_index_memory_ext.checks.evidence import find_quote
+from llama_index_memory_ext.checks.quotes import find_quote
 from llama_index_memory_ext.words import language_of
 for call, *texts in (
     (language_of, "The cats sleep all day."),

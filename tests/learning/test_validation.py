@@ -403,7 +403,7 @@ def test_a_fact_that_has_ended_meanwhile_ends_again_only_to_be_forgotten() -> No
     past = COFFEE.model_copy(update={"retired_at": NOW, "retired_by": "change"})
     outcome = gated(ENDS, known=[past])
     assert (outcome.retired, outcome.rejections) == ((), {"unknown_fact": 1})
-    (fact,) = gated(ENDS, known=[past], retired_by="request").retired
+    (fact,) = gated(ENDS, known=[past], is_request=True).retired
     assert (fact.id, fact.retired_by) == ("coffee", "request")
 
 

@@ -21,11 +21,12 @@ from llama_index.core.bridge.pydantic import Field
 from llama_index_memory_ext import CondensedMemory
 from llama_index_memory_ext.blocks.facts import RelevantFactsBlock
 from llama_index_memory_ext.fact import Fact
-from llama_index_memory_ext.facts.ranking import document_of, rank
+from llama_index_memory_ext.facts.ranking import document_of
 from llama_index_memory_ext.search.embeddings import EmbeddingRanker, model_key
 from llama_index_memory_ext.search.tfidf import Document, TfidfRanker
 from llama_index_memory_ext.store import MemoryStore
 from llama_index_memory_ext.store.vectors import KeptVectors
+from tests.facts.ranked import rank
 
 MEANINGS = {"doggo": "dog", "wauwau": "dog", "motorwagen": "car", "medicus": "doctor"}
 

@@ -215,8 +215,10 @@ def test_threads_may_ask_while_documents_come_and_go() -> None:
 def test_ranking_by_words_loads_neither_scikit_learn_nor_nltk() -> None:
     """Each takes most of a second and many MiB, for which the first question of a process would wait."""
     code = (
-        "import sys; from llama_index_memory_ext import Fact; from llama_index_memory_ext.facts.ranking import rank\n"
-        "assert rank([Fact(content='Likes tea')], 'Which tea?')[0].similarity == 1\n"
+        "import sys; from llama_index_memory_ext import Fact\n"
+        "from llama_index_memory_ext.facts.ranking import index_of\n"
+        "fact = Fact(content='Likes tea')\n"
+        "assert index_of([fact]).similarities('Which tea?') == {fact.id: 1}\n"
         "print(sorted({'sklearn', 'scipy', 'nltk'} & set(sys.modules)))"
     )
     done = subprocess.run(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from llama_index_memory_ext.checks.clauses import unsaid_reason
 from llama_index_memory_ext.checks.comparison import new_names, numbers_in, says_more
-from llama_index_memory_ext.checks.evidence import Span, find_quote
+from llama_index_memory_ext.checks.quotes import Span, find_quote
 from llama_index_memory_ext.checks.secrets import holds_secret
 from llama_index_memory_ext.words import (
     comparable,

@@ -8,9 +8,9 @@ import pytest
 
 from llama_index_memory_ext import TfidfRanker
 from llama_index_memory_ext.fact import Fact
-from llama_index_memory_ext.facts.ranking import rank
 from llama_index_memory_ext.search.tfidf import Document
 from llama_index_memory_ext.words.tokens import languages_of
+from tests.facts.ranked import rank
 from tests.words import LANGUAGES, cases, rows
 
 
