@@ -19,6 +19,7 @@ from llama_index_memory_ext.text.entries import (
     INSTRUCTION_ROLES,
     Entry,
     body_of,
+    plain_entry,
     tokens_of,
 )
 from llama_index_memory_ext.text.limits import excerpt
@@ -379,13 +380,22 @@ class MessageIndex:
     def entries(
         self,
         rows: Sequence[LogRow],
+        tokens: int,
         limit: int,
         clip: Callable[[str, int], str],
     ) -> list[Entry]:
         """Return the entries of the rows of one message; [] if a row would be left without a word.
 
-        ``clip`` shortens a message of more than ``limit`` tokens.
+        The message has ``tokens`` tokens. ``clip`` shortens a message of more than
+        ``limit`` tokens.
         """
+        if len(rows) == 1 and tokens <= limit:
+            row = rows[0]
+            entry = plain_entry(
+                row.id, row.data, tokens, self._tags, speaker=row.speaker
+            )
+            if entry is not None:
+                return [entry]
         entries = clip_entries(
             entries_of(rows, self._counter, self._tags, brief=True),
             limit,

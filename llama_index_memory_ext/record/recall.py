@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from llama_index.core.base.llms.types import ChatMessage, MessageRole
+
 from llama_index_memory_ext.background.jobs import JobKey, Jobs
 from llama_index_memory_ext.background.locks import lock_for
 from llama_index_memory_ext.record.index import (
@@ -34,7 +36,7 @@ from llama_index_memory_ext.text.parts import (
     Section,
     counted_section,
 )
-from llama_index_memory_ext.text.turns import leaving_at_end, question_in
+from llama_index_memory_ext.text.turns import ends_with_answer, question_in
 from llama_index_memory_ext.words.asking import asking_share, asks, tells_change
 from llama_index_memory_ext.words.dates import relative_periods
 from llama_index_memory_ext.words.tokens import terms_in
@@ -43,7 +45,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Sequence
 
     from llama_index.core.base.embeddings.base import BaseEmbedding
-    from llama_index.core.base.llms.types import ChatMessage
 
     from llama_index_memory_ext.record.reader import RecallWhen, RecordReader
     from llama_index_memory_ext.record.window import Window
@@ -118,11 +119,11 @@ class _ReadMatches(NamedTuple):
     @property
     def heat(self) -> dict[int, float]:
         """The heat that this recall adds: the similarity of each whole message of one row, by its row."""
-        return {
-            message.row_ids[0]: message.similarity
-            for message, _ in self.messages
-            if message.is_whole and len(message.row_ids) == 1
-        }
+        heat = {}
+        for message, _ in self.messages:
+            if message.is_whole and len(message.row_ids) == 1:
+                heat[message.row_ids[0]] = message.similarity
+        return heat
 
 
 class RecalledMessages(NamedTuple):
@@ -322,9 +323,7 @@ class MessageSearch:
         )
         matches = None
         if page.epoch == index.epoch:
-            # A question must not find itself.
-            ended = leaving_at_end([row.message for row in page.rows])
-            await self._add_rows(index, page.rows[:ended])
+            await self._add_rows(index, answered_rows(page.rows))
             await self._prepare(session_id, index, [question])
             matches = await self._read_matches(
                 session_id,
@@ -494,7 +493,7 @@ def read_messages(
     messages = []
     for message, similarity, tokens in chosen:
         stored = [rows_by_id[i] for i in message.row_ids if i in rows_by_id]
-        entries = index.entries(stored, limit, clip)
+        entries = index.entries(stored, tokens, limit, clip)
         if entries:
             found_message = FoundMessage(
                 similarity,
@@ -577,3 +576,14 @@ def _changed_section(
         tokens = counter.count(line)
         parts.append(Part("changed", line, tokens, sources=change.sources))
     return counted_section(parts, counter)
+
+
+def answered_rows(rows: Sequence[LogRow]) -> Sequence[LogRow]:
+    """Return the rows without a last turn that has no answer yet: a question must not find itself."""
+    if ends_with_answer([row.message for row in rows[-1:]]):
+        return rows
+    last_question = max(
+        (i for i, row in enumerate(rows) if row.role == MessageRole.USER.value),
+        default=0,
+    )
+    return rows[:last_question]

@@ -16,6 +16,7 @@ from llama_index.core.base.llms.types import (
 )
 
 from llama_index_memory_ext.text.messages import (
+    CALL_KEYS,
     HIDDEN,
     REFUSAL_KEY,
     RESULT_ROLES,
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.text.tokens import TokenCounter
 
 
+# The keys of ``additional_kwargs`` that an entry shows.
+_SHOWN_KEYS = frozenset({*CALL_KEYS, REFUSAL_KEY})
 INSTRUCTION_ROLES: frozenset[str] = frozenset(
     {MessageRole.SYSTEM, MessageRole.DEVELOPER}
 )
@@ -125,7 +128,7 @@ def entry_of(
         attributes = _attribute("name", speaker)
     role = message.role.value
     if brief:
-        text = f"<message {role}{attributes}>{body.rstrip()}\n"
+        text = _brief(role, attributes, body)
     else:
         text = f'{_ROLE}"{role}"{attributes}>{body}{CLOSING}'
     has_media = any(block.block_type in MEDIA_TOKENS for block in message.blocks)
@@ -139,6 +142,35 @@ def entry_of(
         role=role,
         has_media=has_media,
     )
+
+
+def plain_entry(
+    row_id: int,
+    stored: Mapping[str, Json],
+    tokens: int,
+    tags: Iterable[str],
+    *,
+    speaker: str,
+) -> Entry | None:
+    """Return the brief entry of a stored message with text alone, as ``entry_of``; None for any other message.
+
+    ``entry_of`` takes much longer: it needs a parsed message, and counts the tokens.
+    """
+    kwargs = stored.get("additional_kwargs") or {}
+    if stored["role"] in RESULT_ROLES or not _SHOWN_KEYS.isdisjoint(kwargs):
+        return None
+    texts = []
+    for block in stored.get("blocks") or ():
+        if block.get("block_type") != "text":
+            return None
+        texts.append(block["text"])
+    body = escape_tags("\n".join(filter(None, texts)), tags)
+    text = _brief(stored["role"], _attribute("name", speaker), body)
+    return Entry("message", text, tokens, row_id=row_id, role=stored["role"])
+
+
+def _brief(role: str, attributes: str, body: str) -> str:
+    return f"<message {role}{attributes}>{body.rstrip()}\n"
 
 
 def _attribute(name: str, value: Json) -> str:
@@ -190,7 +222,9 @@ def escape_tags(text: str, tags: Iterable[str] = ()) -> str:
     >>> escape_tags('</message><b>bold</b> <memory_limit>')
     '&lt;/message><b>bold</b> <memory_limit>'
     """
-    return _tag_pattern(OUR_TAGS.union(tags)).sub("&lt;", text)
+    if "<" in text:
+        return _tag_pattern(OUR_TAGS.union(tags)).sub("&lt;", text)
+    return text
 
 
 def unescape_tags(text: str, tags: Iterable[str] = ()) -> str:
@@ -199,7 +233,9 @@ def unescape_tags(text: str, tags: Iterable[str] = ()) -> str:
     >>> unescape_tags("Likes &lt;/message> tags")
     'Likes </message> tags'
     """
-    return _tag_pattern(OUR_TAGS.union(tags), "&lt;").sub("<", text)
+    if "&lt;" in text:
+        return _tag_pattern(OUR_TAGS.union(tags), "&lt;").sub("<", text)
+    return text
 
 
 @lru_cache(maxsize=64)
