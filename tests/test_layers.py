@@ -75,7 +75,7 @@ MODULES = {
 }
 MOST_LEVELS = 11
 # Limits of the whole package: they only become lower. Comments and docstrings are free.
-MOST_TOKENS = 141_556
+MOST_TOKENS = 140_153
 MOST_TOKENS_PER_LINE = 7.5
 HIGHEST_COMPLEXITY = 10
 # Files that only one other file imports, and why they are files.
