@@ -7,11 +7,15 @@ import re
 import subprocess
 import sys
 from functools import cache
+from inspect import signature
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
+from llama_index.core.memory import Memory
 
 import llama_index_memory_ext
+from llama_index_memory_ext import CondensedMemory, MemoryOptions
 from tests.code_figures import complexity_of, functions_of, size_of
 
 PACKAGE = Path(llama_index_memory_ext.__file__).parent
@@ -78,6 +82,7 @@ MOST_LEVELS = 11
 MOST_TOKENS = 140_153
 MOST_TOKENS_PER_LINE = 7.5
 HIGHEST_COMPLEXITY = 10
+MOST_SETTINGS = 40
 # Files that only one other file imports, and why they are files.
 WITH_ONE_IMPORTER = {
     "memory/moving.py": "is loaded when a program moves messages",
@@ -242,6 +247,13 @@ def test_the_package_has_no_more_code_than_its_limits() -> None:
     lines = sum(size.lines for size in sizes)
     assert tokens <= MOST_TOKENS
     assert tokens / lines <= MOST_TOKENS_PER_LINE
+
+
+def test_the_preset_has_few_settings_beside_those_of_llama_index() -> None:
+    settings = {*signature(CondensedMemory.from_defaults).parameters}
+    settings |= get_type_hints(MemoryOptions).keys()
+    settings -= {*signature(Memory.from_defaults).parameters, "options"}
+    assert len(settings) <= MOST_SETTINGS
 
 
 def test_functions_are_simple() -> None:

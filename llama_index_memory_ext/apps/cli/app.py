@@ -234,7 +234,7 @@ def run(
 
 @app.command(epilog=example("doctor --db memory.db"))
 def doctor(*, db: Db = None) -> None:
-    """Check the database and the model, and create nothing.
+    """Check the database, name the model of the demo, and create nothing.
 
     `pip check` checks the versions of the libraries.
     """
