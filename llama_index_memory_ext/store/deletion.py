@@ -36,7 +36,7 @@ _SELECT_READERS = "SELECT reader FROM {cursors} WHERE key {in_names}"
 _SELECT_OWNERS = "SELECT key, user_id, kind FROM {owners} WHERE key {in_names}"
 _DELETE_OWNER = "DELETE FROM {owners} WHERE key = :key AND user_id = :user_id"
 _DELETE_READERS = "DELETE FROM {cursors} WHERE key = :key AND reader {in_names}"
-# Statements with the kinds of the rows that they delete.
+# Statements with the kinds of the rows that they delete. Owners count as cursors.
 _DELETIONS = (
     ("messages", "DELETE FROM {rows} WHERE key {in_keys}"),
     ("cursors", "DELETE FROM {cursors} WHERE key {in_keys}"),
@@ -52,8 +52,8 @@ _DELETIONS = (
 _SELECT_SAID = """
 SELECT id, data FROM {facts} WHERE said_by {in_own} OR namespace {in_own}
 """
-# The namespaces that may hold the words of these users. For one query with OR, SQLite may
-# read the facts of all users.
+# The namespaces that may hold the words of these users. ``UNION``: for a condition with
+# OR, SQLite may read the facts of all users.
 _SELECT_REACHED = """
 SELECT namespace FROM {facts} WHERE said_by {in_own}
 UNION SELECT namespace FROM {facts} WHERE session_id {in_sessions}
@@ -79,8 +79,9 @@ class DeletedUser(NamedTuple):
         """Return whether a fact of another namespace is of the user's words, and is deleted with them.
 
         It is deleted if the user said it, or if it copies a fact of the user's words. A
-        fact of an unknown speaker counts as the user's unless a user who stays owns it.
-        ``row`` is the row of the ``fact``, which is None if it cannot be read.
+        fact from a session of the user also counts as the user's, unless a user who stays
+        there said it or owns it. ``row`` is the row of the ``fact``, which is None if it
+        cannot be read.
         """
         users = self.sessions.get(row.session_id or "")
         is_unknown = users is not None and users.isdisjoint({row.said_by, namespace})
@@ -109,7 +110,8 @@ def forget_user(
     """Delete the facts of a user, the user's sessions and the ``session_ids``.
 
     If a session has other owners, only the turns of the user are deleted, and the
-    facts that others learned from them.
+    facts that others learned from them. Of a session in ``session_ids`` that only other
+    users own, nothing is deleted.
     """
     owned = sessions_of_user(tx, user_id)
     sessions = {*session_ids, *owned}
@@ -145,7 +147,7 @@ def forget_user(
 
 
 def _delete_turns(tx: Transaction, key: str, user_id: str) -> dict[str, int]:
-    """Delete the turns of an owner in a session of several users; return the number of deleted rows by kind."""
+    """Delete an owner of a session of several users, with the owner's turns; return the number of rows by kind."""
     owners = tx.execute(_DELETE_OWNER, key=key, user_id=user_id).rowcount
     ids: list[int] = []
     for turn in read_turns(tx, key):
@@ -173,10 +175,11 @@ def delete_sessions(
 
 
 def _namespaces_that_read(tx: Transaction, keys: Collection[str]) -> set[str]:
-    """Return the namespaces whose readers of facts have read one of these sessions."""
+    """Return the namespaces for which a reader of these sessions may extract facts."""
     namespaces = set()
     for reader in tx.scalars(_SELECT_READERS, names=list(keys)):
-        # The namespace follows " of ", and may itself hold these characters.
+        # The namespace follows " of ", and may itself hold these characters: each text
+        # behind them counts.
         parts = reader.split(" of ")
         for i in range(1, len(parts)):
             namespaces.add(" of ".join(parts[i:]))
@@ -187,6 +190,8 @@ def forget_words(
     tx: Transaction, user: DeletedUser, read_by: Collection[str]
 ) -> Counter[str]:
     """Delete the facts that other namespaces have learned from the words of a user; return their numbers by kind.
+
+    Facts that stay lose the user's words. ``user.contents`` is filled.
 
     ``read_by``: the namespaces that have read the user's sessions; the user's words
     may have ended their facts.
@@ -222,7 +227,10 @@ def _forget_words_in(
     user: DeletedUser,
     remaining: Mapping[str, Remaining],
 ) -> Counter[str]:
-    """Delete the facts of a user's words from one namespace; return their numbers by kind."""
+    """Delete the facts of a user's words from one namespace, and these words from its other facts.
+
+    Return the numbers of deleted rows by kind.
+    """
     rows = select_facts(tx, namespace)
     stored = parse_facts(tx, rows)
     deleted = set()
@@ -246,7 +254,7 @@ def _forget_words_in(
 
 
 def only_ending(facts: Mapping[str, Fact], deleted: Collection[str]) -> set[str]:
-    """Return the facts that only end one of the deleted facts: each repeats the content of the fact that it ends."""
+    """Return the ids of the facts that only end a deleted fact: each repeats the content of the fact that it ends."""
     contents = tuple(facts[fact_id].content for fact_id in deleted if fact_id in facts)
     ending = set()
     for fact in facts.values():

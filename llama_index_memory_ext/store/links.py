@@ -1,4 +1,4 @@
-"""Links imported facts to the messages of their sessions that have their quotes."""
+"""Stores imported facts, each linked to the messages of its session that have its quote."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ def _link_facts(tx: Transaction, namespace: str, facts: Collection[Fact]) -> lis
 def _texts_in(tx: Transaction, namespace: str, session_id: str) -> dict[int, str]:
     """Return the texts of a session from which a namespace may have facts, by their rows.
 
-    {} for a session of other users, which only has the same name.
+    For an owner, they are the owner's messages. For another namespace, they are the
+    messages that name an owner as their speaker: {} for the session of one other user,
+    which only has the same name.
     """
     users = tx.scalars(_SELECT_OWNERS, session_id=session_id)
     speakers: set[str | None] = {*users}
@@ -57,7 +59,11 @@ def _texts_in(tx: Transaction, namespace: str, session_id: str) -> dict[int, str
 
 
 def _rows_of(fact: Fact, texts: Mapping[int, str]) -> tuple[int, ...]:
-    """Return the rows whose texts have the quote of a fact, in a line of the text around the quote."""
+    """Return the rows whose texts have the quote of a fact.
+
+    A text must also have a line of the fact's ``source`` in which the quote begins, if
+    there is such a line.
+    """
     start = fact.quote.partition("\n")[0]
     lines = [line for line in fact.source.splitlines() if start in line]
     rows = []
@@ -70,7 +76,7 @@ def _rows_of(fact: Fact, texts: Mapping[int, str]) -> tuple[int, ...]:
 def import_facts(
     tx: Transaction, namespace: str, facts: Sequence[Fact], view: AgentView
 ) -> None:
-    """As ``write_facts``; each fact gets the rows of its session that have its quote.
+    """Write facts as ``write_facts`` does, each with the rows of its session that have its quote.
 
     The row ids of another database mean nothing here, so quotes find the messages.
     """
@@ -80,7 +86,7 @@ def import_facts(
 
 
 def link_session(tx: Transaction, session_id: str) -> None:
-    """Give the facts that were imported before their session its rows."""
+    """Link the facts of a session that were imported before its messages."""
     owners = tx.scalars(_SELECT_OWNERS, session_id=session_id)
     if not owners:
         tx.rollback()
@@ -99,6 +105,6 @@ def link_session(tx: Transaction, session_id: str) -> None:
 async def store_imported(
     database: Database, namespace: str, facts: Sequence[Fact], view: AgentView
 ) -> None:
-    """Store imported facts, in the time of one call for each ``PAGE_FACTS`` facts."""
+    """Store imported facts in one transaction, which may take the time of a call for each ``PAGE_FACTS`` facts."""
     seconds = database.seconds * (len(facts) // PAGE_FACTS + 1)
     await database.run(import_facts, namespace, facts, view, seconds=seconds)

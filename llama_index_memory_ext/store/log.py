@@ -1,4 +1,4 @@
-"""The log of each session: ``Log`` writes messages, with the owners of their session."""
+"""The log of each session: ``Log`` writes messages, and makes their users owners of the session."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ INSERT INTO {owners} (key, user_id, kind) VALUES (:key, :user_id, :kind)
 ON CONFLICT (key, user_id) DO UPDATE SET kind = excluded.kind
 """
 _DELETE_OWNER = "DELETE FROM {owners} WHERE key = :key AND user_id = :user_id"
-# Names the first user of a session as the speaker of the messages that name none.
+# Names the first user of a session as the speaker of the user messages that name none.
 _NAME_SPEAKER = """
 UPDATE {rows} SET user_id = :user_id WHERE key = :key AND role = 'user' AND user_id IS NULL
 """
@@ -94,20 +94,26 @@ def append_messages(
     """Write messages after the active messages, and move messages from short-term memory into the log.
 
     Args:
-        tx: A connection in a transaction that has locked the session.
+        tx: A transaction that has locked the session.
         key: The session.
         messages: The new messages. Of messages with the same ``message_id``, only
             the first is written.
-        plan_flush: Takes the active messages and then the new ones, oldest first,
-            and returns how many of the oldest go into the log; None: none.
+        plan_flush: Takes the messages that stay active (with ``replace``, all that
+            stay) and then the new messages, oldest first. Returns how many of the
+            oldest go into the log; None: none.
         replace: Whether the new messages replace all messages of the session. The
             first rows that have the same messages stay, with ids and times. All later
             rows are deleted.
-        access: The user who becomes an owner of the session.
-            ``claim_session`` may refuse it.
+        access: How the session is opened. Its user becomes an owner of the session, if
+            there are messages to write or to move; None: the owners stay.
         readers: The readers that are registered for the session.
         strict: Whether a second message with the same ``message_id`` and other words
             raises a MessageError.
+
+    Raises:
+        MessageError: As for ``new_messages``. Or a message names another user, and the
+            session is not opened as shared.
+        SessionOwnerError: As for ``claim_session``.
     """
     speakers = _speakers_in(messages, access)
     stored = []
@@ -147,10 +153,10 @@ def claim_session(
     speakers: Collection[str],
     readers: Sequence[str],
 ) -> str | None:
-    """Make the user who opens a session, and its ``speakers``, its owners, and register their readers.
+    """Make the user who opens a session and the ``speakers`` its owners, and register the ``readers``.
 
-    Return the user if the session has several users; otherwise None. A session without a user becomes
-    the session of its first user, with its facts.
+    Return the user who opens it if the session has several users; otherwise None. A
+    session without a user becomes the session of its first user, with its facts.
 
     Raises:
         SessionOwnerError: Another user owns it, and not both have opened it as
@@ -205,7 +211,10 @@ def claim_unless_deleted(
     readers: Sequence[str],
     epoch: int,
 ) -> None:
-    """Claim a session as ``claim_session`` does, unless rows were deleted since ``epoch``; shared access stays."""
+    """Claim a session as ``claim_session`` does, unless rows were deleted since ``epoch``.
+
+    The session stays shared, or not, as the user has opened it before.
+    """
     if not is_current(tx, key, epoch):
         tx.rollback()
         return
@@ -227,10 +236,13 @@ def _count_same(rows: Sequence[LogRow], messages: Sequence[ChatMessage]) -> int:
 def _speakers_in(
     messages: Sequence[ChatMessage], access: SessionAccess | None
 ) -> set[str]:
-    """Return the users whom messages name, except the user who opens the session.
+    """Return the users that messages name, except the user who opens the session.
 
-    Without a user, no message names one. A MessageError if a message names another user
-    in a session that is not shared.
+    If no user opens it, names do not count, and the set is empty.
+
+    Raises:
+        MessageError: A message names another user, and the session is not opened as
+            shared.
     """
     if access is None or access.user_id is None:
         return set()
@@ -244,7 +256,10 @@ def _speakers_in(
 
 
 class Log(StorePart):
-    """The log of a store, and the owners of its sessions. Rows are written and archived in the order of their ids."""
+    """The log of a store, and the owners of its sessions.
+
+    Rows are written and archived in the order of their ids.
+    """
 
     append = door(append_messages, "sessions")
     delete_row = door(delete_row, "sessions")

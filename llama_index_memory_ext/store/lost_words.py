@@ -1,4 +1,4 @@
-"""A fact without the words of deleted messages."""
+"""Deletes the words of deleted messages from a fact."""
 
 from __future__ import annotations
 
@@ -12,34 +12,39 @@ from llama_index_memory_ext.words import visible
 if TYPE_CHECKING:
     from llama_index_memory_ext.store.transaction import Transaction
 
-# The characters of a line that other messages may hold by chance.
+# A line of at most so many characters may stand in other messages by chance.
 _SHORT_LINE = 80
 
 
 class Remaining(NamedTuple):
-    """What remains of a session: the ids of its rows, and the lines of its messages, each between line breaks."""
+    """The rows that remain of a session.
+
+    ``ids``: the ids of the rows.
+    ``text``: the lines of their messages, each between line breaks.
+    """
 
     ids: set[int]
     text: str
 
 
 def read_remaining(tx: Transaction, key: str) -> Remaining:
-    """Return what remains of a session; a line is as the ``source`` of a fact holds it."""
+    """Return the rows that remain of a session, with lines in the form of the ``source`` of a fact."""
     rows = find_rows(tx, key)
     texts = [visible(spoken(row.message)) for row in rows]
     return Remaining({row.id for row in rows}, "\n".join(["", *texts, ""]))
 
 
 def without_words(fact: Fact, remaining: Remaining) -> Fact:
-    """Return a fact without deleted words: its quote, if one of its messages was deleted, and the text around it.
+    """Return a fact without the words of deleted messages; the same fact if it has none.
 
-    That text may hold words of the messages beside it. A fact without a remaining
-    message has no session.
+    If a message of its quote was deleted, the fact loses the quote and the ``source``.
+    The ``source`` also has words of neighbouring messages. If only such a message was
+    deleted, the fact keeps the quote. A fact without a remaining message has no session.
     """
     ids = tuple(row_id for row_id in fact.message_ids if row_id in remaining.ids)
     lines = fact.source.splitlines()
-    # A long line may be a part of a message. A short line, such as "No", is a part of many
-    # words.
+    # A long line may be cut, so it may be a part of a message's line. A short line, such
+    # as "No", must be a whole line, because it is also a part of many words.
     parts = [line if len(line) > _SHORT_LINE else f"\n{line}\n" for line in lines]
     is_same = ids == fact.message_ids
     if is_same and all(part in remaining.text for part in parts):

@@ -1,4 +1,4 @@
-"""The rows of messages: inserts, archives and deletes them, in the order of their ids."""
+"""The rows of messages: inserts, archives and deletes them, with their message ids, vectors and cursors."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# ``id + 0``: to find the first or the last ``id``, PostgreSQL may walk through the rows of
-# all sessions.
+# ``id + 0`` keeps PostgreSQL from the index of ``id``: to find the last ``id`` of a session,
+# it may walk through the rows of all sessions.
 _SELECT_LAST_ROW = """
 SELECT key, id, role, data, timestamp, status, user_id FROM {rows}
 WHERE key = :key AND id = (SELECT MAX(id + 0) FROM {rows} WHERE key = :key)
@@ -75,7 +75,7 @@ ORDER BY id + 0 DESC LIMIT 1
 _DELETE_VECTORS = (
     "DELETE FROM {embeddings} WHERE namespace = :namespace AND id {in_ids}"
 )
-# ``remaining``: the last row up to the cursor.
+# ``remaining``: the last row up to the cursor, after the deletion; 0 if there is none.
 _SELECT_CURSORS_BEHIND = """
 SELECT reader, state, COALESCE((
     SELECT MAX(id + 0) FROM {rows} WHERE key = :key AND id <= cursors.position
@@ -118,9 +118,9 @@ def insert_messages(
 ) -> list[ChatMessage]:
     """Write messages, the first ``archived`` of them into the log, and return copies of the archived messages.
 
-    ``user_id`` is the default speaker of the user's messages in a session of
-    several users. A message with the words of a ``replaced`` row keeps the speaker
-    of that row.
+    If ``archived`` is 0 or less, all messages are active. ``user_id`` is the default
+    speaker of the user's messages in a session of several users. For a message with
+    the words of a ``replaced`` row, the default is the speaker of that row.
     """
     if not messages:
         return []
@@ -148,11 +148,11 @@ def insert_messages(
 
 
 def delete_rows(tx: Transaction, key: str, ids: Sequence[int]) -> int:
-    """Delete rows of a session, oldest first, and return their number.
+    """Delete the rows with these ids, which are sorted, and return the number of deleted rows.
 
-    The session gets a new epoch, so that its readers read it again. A cursor behind
-    a deleted row moves back to the last row that remains, because a later row may
-    get the id of a deleted one. ``move_cursor`` describes its state.
+    The session gets a new epoch, also without ``ids``, so that its readers read it
+    again. A cursor at or behind the first deleted row moves back, because a later row
+    may get the id of a deleted row. ``move_cursor`` says which cursors begin again.
     """
     count = 0
     if ids:
@@ -197,7 +197,7 @@ def _delete_vectors(tx: Transaction, key: str, ids: Sequence[int]) -> None:
 
 
 def _move_cursors_back(tx: Transaction, key: str, ids: Sequence[int]) -> None:
-    """Move the cursors at or behind the first of these deleted rows to rows that remain."""
+    """Move the cursors at or behind the first of these deleted rows to rows that remain, or to the beginning."""
     deleted = set(ids)
     for cursor in tx.rows(_SELECT_CURSORS_BEHIND, key=key, first=ids[0]):
         position = 0
@@ -255,7 +255,10 @@ def new_messages(
     *,
     strict: bool = False,
 ) -> Sequence[ChatMessage]:
-    """Return the messages whose id neither the session nor an earlier message has.
+    """Return the messages without an id, or with an id that neither the session nor an earlier message has.
+
+    A message with the id and the words of a stored message is left out. With other
+    words, it is left out with a warning, or an error if ``strict``.
 
     Raises:
         MessageError: An id is neither a text of at most 255 characters nor a
@@ -306,7 +309,10 @@ def _words_of(data: Json) -> str:
 
 
 def _speaker_or(default: str | None, message: ChatMessage) -> str | None:
-    """Return the user whom a user's message names, or else the default; None for another message, or no default."""
+    """Return the speaker of a user's message: the user that it names, or else the default.
+
+    None without a default, or for a message of another role.
+    """
     if default is None or message.role != MessageRole.USER:
         return None
     return speaker_of(message) or default

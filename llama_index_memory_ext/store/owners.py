@@ -1,4 +1,4 @@
-"""The owners of each session: claims of users, the sessions of a user, and copies with the same owners."""
+"""The owners of each session: which users may open it, their readers of facts, and copies with the same owners."""
 
 from __future__ import annotations
 

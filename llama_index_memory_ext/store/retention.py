@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 _SELECT_FACTS_OF_SESSION = """
 SELECT namespace, id, data FROM {facts} WHERE session_id = :session_id ORDER BY namespace
 """
-# The sessions that retention locks. An unknown time is 0.
+# The sessions that may have turns to delete: retention locks no other session. An
+# unknown time is 0.
 SELECT_DUE = """
 SELECT key FROM {rows} GROUP BY key HAVING MIN(timestamp) BETWEEN 1 AND :last OR COUNT(*) > :limit
 """
 # The last row that all readers of facts have read; ``last_id`` without such a reader. The
-# cursor of a profile stores a choice.
+# cursor of a profile is left out: it stores a choice, and reads no messages.
 _SELECT_READ = """
 SELECT COALESCE(MIN(position), :last_id) FROM {cursors}
 WHERE key = :key AND reader {in_names} AND reader NOT LIKE 'profile %'
@@ -38,10 +39,12 @@ def retain_messages(
 ) -> dict[str, int]:
     """Delete turns of a session that have a message from before ``since``, or beyond the ``most`` newest messages.
 
-    The current turn stays until it is answered and too old. Without ``unread``,
-    messages stay that a reader of facts has not read. Return the numbers of deleted
-    messages, of facts that lost words, and of messages that stay because they are
-    unread.
+    ``since`` is in nanoseconds since 1970. The current turn stays until it is answered
+    and too old. Without ``unread``, turns stay that a reader of facts has not read.
+
+    Return the number of deleted ``"messages"``, of ``"facts"`` that lost words, and of
+    messages that stay because they are ``"unread"``. If no message is deleted, only the
+    last number is returned.
     """
     last = LAST_ID
     if not unread:
@@ -66,7 +69,7 @@ def retain_messages(
 
 
 def _lose_words(tx: Transaction, session_id: str) -> int:
-    """Take the words of deleted messages from facts of a session; return the number of changed facts."""
+    """Delete the words of deleted messages from facts of a session; return the number of changed facts."""
     rows = tx.rows(_SELECT_FACTS_OF_SESSION, session_id=session_id)
     if not rows:
         return 0
@@ -89,7 +92,7 @@ def _due_turns(
     """Return the past turns with a row from before ``since``, or with a row before the ``most`` newest ones.
 
     A younger turn stays, although old messages were imported behind it. The current
-    turn has active rows. If it ``is_answered``, it counts as past when all of it is
+    turn has active rows. It counts as past if it ``is_answered`` and its last row is
     from before ``since``.
     """
     due = []

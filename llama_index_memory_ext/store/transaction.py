@@ -75,10 +75,10 @@ class Transaction:
         return mark is not None
 
     def read(self, value: Any, place: str) -> Any:
-        """Return a value of a query; None if it cannot be read, and a warning that names its place.
+        """Return a value of a query; None, with a warning that names its place, if it cannot be decrypted.
 
         Raises:
-            EncryptionError: The store lacks the key of the database.
+            EncryptionError: The store does not have the key of the database.
         """
         if not isinstance(value, EncryptionError):
             return value
@@ -99,14 +99,15 @@ class Transaction:
         return list(self.execute(statement, **parameters).scalars())
 
     def rollback(self) -> None:
-        """Undo all changes; the function of ``Database.run`` can still return a result."""
+        """Undo all changes and release the locks; the function of ``Database.run`` can still return a result."""
         self.connection.rollback()
 
     def lock(self, sessions: Collection[str], users: Collection[str]) -> None:
         """Lock sessions before users, each in order, so that no two writers wait for each other.
 
         Raises:
-            EncryptionError: There is a session, and the database has another key.
+            EncryptionError: The store does not have the key of the database. This is
+                checked if there is a session to lock.
         """
         epoch = time.time_ns()
         for key in sorted(sessions):
@@ -121,8 +122,8 @@ def door(
 ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
     """Return a method that runs a function of a transaction in the database of its part.
 
-    ``locks``: "sessions" or "users", of which the first argument is locked; "" if the
-    function only reads.
+    ``locks``: "sessions" or "users"; the first argument names the session or user to lock.
+    "" if the function only reads.
     """
 
     @wraps(function)

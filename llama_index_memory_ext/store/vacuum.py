@@ -24,7 +24,7 @@ FROM pg_class WHERE oid = to_regclass(:name)
 
 def vacuum(tx: Transaction) -> bool:
     """Rewrite the files of a database; False, and a warning in the log, if deleted words may remain."""
-    # It runs outside of a transaction.
+    # VACUUM runs outside of a transaction.
     tx.rollback()
     if tx.connection.dialect.name == "sqlite":
         return _vacuum_file(tx)
