@@ -1,4 +1,4 @@
-"""Failures of work in the background: how long the work pauses, and how the log tells of them."""
+"""Failures of work in the background: how long the work pauses after them, and how they are logged."""
 
 from __future__ import annotations
 
@@ -50,9 +50,11 @@ class BackOff:
 class Failure:
     """The last failure of a job.
 
-    ``failures``: the number in a row. ``error``: the type of the error. ``at``: the
-    time (UTC). ``retry_at``: the job is not tried again before; None: the next start
-    tries again.
+    ``failures``: the number of failures in a row.
+    ``error``: the type of the error.
+    ``at``: the time of the failure (UTC).
+    ``retry_at``: the time (UTC) before which the job is not tried again; None: the next
+    start tries again.
     """
 
     failures: int
@@ -71,7 +73,11 @@ def seconds_until_retry(failure: Failure | None) -> float:
 
 
 def log_failure(failed: str, session_id: str, error: Exception, outcome: str) -> None:
-    """Pass a failure to ``on_error`` of the memory, or else log it in one line, without texts."""
+    """Pass a failure to ``on_error`` of the memory, or else log it in one line, without texts of messages.
+
+    ``failed``: the work that failed, such as "Facts were not extracted".
+    ``outcome``: what follows, such as "trying again in 2 s".
+    """
     reason = type(error).__name__
     if is_handled(MemoryFailure(failed, reason, outcome, session_id)):
         return

@@ -47,8 +47,8 @@ async def wait_for_owner(
 ) -> None:
     """Wait until the jobs of an owner in this process have ended, except jobs of the session ``except_session``.
 
-    The wait takes at most so many ``seconds``. After a job that has failed, or that
-    took longer, no call waits until a job has succeeded.
+    The wait takes at most ``seconds``. After a job that has failed, or that took longer,
+    no call waits until a job has succeeded.
     """
     tasks = [
         task
@@ -80,10 +80,13 @@ class JobKey(NamedTuple):
 
 @dataclass
 class _Job:
-    """A running job, with the work of the last start: the model of an earlier start may fail.
+    """A running job.
 
-    ``again``: there was a start since the last attempt began. ``awaited``: a caller
-    waits, so the job does not pause.
+    ``work``: the work of the last start: the model of an earlier start may fail.
+    ``pause_seconds``: the pause after a first failure.
+    ``again``: there was a start since the last attempt began, or the attempt failed.
+    ``pausing``: the job waits for its next attempt after a failure.
+    ``awaited``: a caller waits, so the job ends instead of pausing.
     """
 
     work: Work
@@ -97,8 +100,9 @@ class _Job:
 class Jobs:
     """Jobs of one kind, at most one for each key and event loop, and the last failure of each key.
 
-    ``kind`` names their spans and their failures in ``astats``. ``failed`` is the text
-    of a failure in the log: "Facts were not extracted".
+    ``kind``: names their spans, and their failures in ``astats``.
+    ``failed``: the text of a logged failure, such as "Facts were not extracted".
+    ``event``: the event of a failure; None: no event is sent.
     """
 
     def __init__(
@@ -149,7 +153,7 @@ class Jobs:
     def start_later(
         self, key: JobKey, start: Callable[[], object], seconds: float
     ) -> None:
-        """Call ``start`` after so many seconds; a later call for this key in this event loop takes its place."""
+        """Call ``start`` after ``seconds``; a later call for this key in this event loop takes its place."""
         self._drop_closed_loops()
         self._cancel_timers([key])
         here = asyncio.get_running_loop(), key
@@ -166,6 +170,7 @@ class Jobs:
         return [key for _, key in list(self._timers)]
 
     def _cancel_timers(self, keys: Collection[JobKey]) -> None:
+        """Cancel the later starts of these keys in this event loop."""
         here = asyncio.get_running_loop()
         for key in keys:
             timer = self._timers.pop((here, key), None)
@@ -173,6 +178,7 @@ class Jobs:
                 timer.cancel()
 
     def _drop_closed_loops(self) -> None:
+        """Forget the jobs and the later starts of closed event loops, which never run."""
         for place in [*self._jobs, *self._timers]:
             if place[0].is_closed():
                 self._timers.pop(place, None)
@@ -187,7 +193,8 @@ class Jobs:
     async def wait(self, key: JobKey) -> None:
         """Wait until the job of a key has ended; without a reader, all jobs of the session.
 
-        A job that pauses after a failure is cancelled instead.
+        A job that pauses after a failure is cancelled instead, and a job that fails is not
+        tried again.
         """
         for job_key, job in self._here([key.session_id]).items():
             if key.reader in ("", job_key.reader):
@@ -223,9 +230,10 @@ class Jobs:
         }
 
     async def _run(self, key: JobKey) -> None:
+        """Attempt the work of a job until an attempt succeeds, and again after a later start; pause after failures."""
         loop = asyncio.get_running_loop()
         job = self._jobs[loop, key]
-        # A job without an owner has a limit alone.
+        # A job without an owner has a separate limit.
         place = (loop, key.owner or key)
         slots = self._slots.setdefault(place, asyncio.Semaphore(_MOST_AT_ONCE))
         while job.again:
@@ -278,8 +286,8 @@ class Jobs:
             outcome = f"trying again in {pause:g} s"
         failures += 1
         self._failures.put(key, Failure(failures, name, now, retry_at))
-        # The log says once, and not after each pause, that there is no model. That a
-        # program ends is no failure.
+        # That there is no model is logged once, and not after each pause. That a program
+        # ends is not logged.
         is_known = earlier and earlier.error == name == NoModelError.__name__
         if not (is_known or _is_of_ending(error)):
             log_failure(self._failed, key.session_id, error, outcome)

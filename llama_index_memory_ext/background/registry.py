@@ -1,4 +1,4 @@
-"""The jobs of all memories on one store."""
+"""The jobs of all memories on one store, and the sessions whose turns they have yet to read."""
 
 from __future__ import annotations
 

@@ -30,7 +30,12 @@ class RecordLimits(NamedTuple):
 
 
 def limits_of(fields: Mapping[str, Any]) -> RecordLimits:
-    """Return the limits by the fields of a block; raise a LimitError if they leave no room for messages."""
+    """Return the limits by the fields of a block.
+
+    Raises:
+        KeyError: A field is missing.
+        LimitError: The limits leave no room for messages.
+    """
     limits = limits_of_messages(
         fields["max_messages"],
         fields["keep_messages"],
@@ -62,8 +67,8 @@ def _recall_tokens(token_limit: int, free: int) -> int:
     """Return the default tokens of recalled messages, in a limit of which ``free`` tokens are left.
 
     They are a quarter of a limit up to 4,000, at least 150; 1,000 up to 8,000; an
-    eighth of a larger limit, at most 2,000. They leave half of the free tokens. Where
-    no message would have room, they are 0.
+    eighth of a larger limit, at most 2,000. They leave at least half of the free tokens.
+    Where no message would have room, they are 0.
     """
     quarter = min(token_limit // 4, _MOST_OF_A_QUARTER)
     share = max(quarter, token_limit // 8, _LEAST_RECALL_TOKENS)
@@ -72,7 +77,10 @@ def _recall_tokens(token_limit: int, free: int) -> int:
 
 
 def _sticky_tokens(fields: Mapping[str, Any], recall: int, free: int) -> int:
-    """Return the tokens for sticky messages, by default at most the ``free`` tokens of the record."""
+    """Return the most tokens of sticky messages; 0 with a summary, or if no message is recalled.
+
+    By default they are a quarter of the limit, at most 2,000 and at most ``free``.
+    """
     if not recall or fields["summarize"]:
         return 0
     tokens: int | None = fields["sticky_token_limit"]

@@ -1,4 +1,4 @@
-"""The block of the record: the door through which LlamaIndex reads a condensed session."""
+"""The block of the record, through which LlamaIndex reads a condensed session."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class RecordSize(NamedTuple):
 class _ConfiguredSearch(NamedTuple):
     """A search, and the values of the block's fields for which it was made.
 
-    A turn takes the search 14 times. Without a kept search it takes a tenth longer.
+    A turn uses the search 14 times. Without a kept search, a turn takes a tenth longer.
     """
 
     fields: dict[str, Any]
@@ -231,7 +231,7 @@ class CondensedMemoryBlock(LogBlock):
         session_id: str | None = None,
         snapshot: Snapshot | None = None,
     ) -> Section:
-        """Return the record for a question in parts; empty for a session without messages.
+        """Return the record for a question in parts; empty for a session without messages, or if it cannot fit.
 
         Messages are recalled only if messages have left the record. A memory on the same
         store gives its ``snapshot`` of the session.
@@ -272,6 +272,7 @@ class CondensedMemoryBlock(LogBlock):
             self._search.embed(session_id)
 
     async def _flush(self, session_id: str) -> None:
+        """Summarise a session now, if the block summarises."""
         if self.summarize:
             work = self._summarising(session_id)
             await self.jobs.finish(self.job_key(session_id), work)
@@ -407,6 +408,7 @@ class CondensedMemoryBlock(LogBlock):
         return self._configured.search
 
     def _make_reader(self) -> RecordReader:
+        """Return a reader with these fields; its room is the limit without the tags and the lines of days."""
         tags = self.tokenizer_fn.count(f"<{self.name}>\n</{self.name}>\n")
         if self.show_days:
             tags += 2 * self.tokenizer_fn.count(TODAY_HEADING.format("2026-11-20"))
@@ -436,6 +438,7 @@ class CondensedMemoryBlock(LogBlock):
         return state
 
     def _summarising(self, session_id: str) -> Callable[[], Awaitable[None]]:
+        """Return the work that summarises a session."""
         # Imported here, because only a block with a running summary needs it.
         from llama_index_memory_ext.record.summary import summarise
 

@@ -1,4 +1,4 @@
-"""The conversation that facts are checked against: the place of a quote, and the question that the user answers."""
+"""The conversation that facts are checked against: finds quotes, copied words, and the question of an answer."""
 
 from __future__ import annotations
 
@@ -117,7 +117,8 @@ class Source:
     def find(self, quote: str) -> QuoteMatch | None:
         """Return the best place of a quote in the user's lines, the last of equal ones.
 
-        A quote that no line has may translate a line. Return None if it does not.
+        A quote that no line has may translate a line. Return None if it does not, or if
+        the quote has more than 2,000 characters.
         """
         if len(quote) > _MAX_EXCERPT:
             return None
@@ -129,7 +130,7 @@ class Source:
         return best or self._find_original(quote)
 
     def _find_original(self, quote: str) -> QuoteMatch | None:
-        """Return the line that a quote translates, with most keywords in common.
+        """Return the line that a quote translates, with most keywords in common; None if it translates no line.
 
         Small models also report the assistant's words and the tags of the request. These
         are no translations.
@@ -162,11 +163,11 @@ class Source:
         return f"{self.question(place)} {excerpt(place.text, place.span.start)}"
 
     def is_said_by_others(self, quote: str) -> bool:
-        """Return whether a line that is not the user's has a quote."""
+        """Return whether a quote is in a line that is not the user's."""
         return any(find_quote(quote, line.text) for line in self.others_lines)
 
     def find_copy(self, content: str) -> QuoteMatch | None:
-        """Return the place of a content that copies the user's words; None if it is none."""
+        """Return the place of the user's words that a content copies; None if it copies none."""
         place = self.find(content)
         if place and _is_copy(content, place.text):
             return place
@@ -196,7 +197,7 @@ class Source:
         return " ".join(questions)
 
     def quoted_lines(self, place: QuoteMatch) -> list[int]:
-        """Return the places of the lines in which the speaker of a quote repeats it."""
+        """Return the places of the lines in which the speaker of a quote says its words, in order."""
         speaker = self.lines[place.line].speaker
         return [
             i
@@ -205,7 +206,7 @@ class Source:
         ]
 
     def text_around(self, place: QuoteMatch) -> str:
-        """Return the lines that repeat a quote, and their neighbours.
+        """Return the lines from one before the first line with a quote to one behind the last.
 
         A long line is cut to the part near the quote. Turns of other users, with their
         answers, are left out.
@@ -220,7 +221,7 @@ class Source:
 
 
 def _is_copy(content: str, text: str) -> bool:
-    """Return whether a text has the words of a content, which are more than a few, as they are."""
+    """Return whether a content of at least three words is in a text, as ``comparable`` reads both."""
     is_long = len(tokens_in(content)) >= _SHORTEST_COPY
     return is_long and comparable(content).rstrip(".!") in comparable(text)
 

@@ -51,6 +51,7 @@ class _Folded(NamedTuple):
     ends: list[int]
 
     def cuts_word(self, position: int) -> bool:
+        """Return whether a position is between two letters of a word."""
         return pattern(_WORD_END).match(self.text, position) is None
 
 
@@ -58,8 +59,8 @@ def find_quote(quote: str, text: str) -> Span | None:
     """Return the part of a text that a quote means; None if it is nowhere.
 
     Case, punctuation, accents that are written apart, and marks that writers leave out
-    do not matter. A longer quote may have slips and another person of pronouns. "..."
-    stands for any words.
+    do not matter. A quote of 18 to 1,000 characters may have slips and another person of
+    pronouns. "..." stands for any words.
 
     >>> text = "Well, I don't live in Oslo any more - I moved to Rome in May!"
     >>> find_quote("they dont live in Oslo", text).of(text)
@@ -69,7 +70,7 @@ def find_quote(quote: str, text: str) -> Span | None:
     """
     plain = quote.strip()
     if unicodedata.category(plain[:1] or " ") == "So":
-        # A thumbs-up is an answer.
+        # A symbol without words, such as a thumbs-up, is an answer.
         start = text.find(plain)
         return Span(start, start + len(plain), 1.0) if start >= 0 else None
     spans = _find_parts(plain, _folded(text))
@@ -96,6 +97,7 @@ def _find_parts(quote: str, text: _Folded) -> list[Span]:
 
 @lru_cache(maxsize=64)
 def _folded(text: str) -> _Folded:
+    """Return a text in the form for comparison. "+" and "#" stay, as in "C++" and "C#"."""
     folded = ""
     starts: list[int] = []
     ends: list[int] = []
@@ -115,7 +117,7 @@ def _folded(text: str) -> _Folded:
 
 
 def _find_part(wanted: str, text: _Folded) -> Span | None:
-    """Return the first place of a folded quote in a text, or else the place that is most like it."""
+    """Return the first place of a folded quote in a text, or else the place that is most like it; None for neither."""
     words = re.search(f"{_WORD_END}{re.escape(wanted)}{_WORD_END}", text.text)
     if words:
         return Span(text.starts[words.start()], text.ends[words.end() - 1], 1.0)
@@ -129,7 +131,8 @@ _loading = import_lock()
 
 
 def _find_nearly(wanted: str, text: _Folded) -> Span | None:
-    # Imported at first use, because only background jobs need it.
+    """Return the place that is most like a folded quote, in whole words; None if its likeness is too low."""
+    # Imported at first use, because a prompt does not need it.
     with _loading:
         from rapidfuzz.distance import Indel
         from rapidfuzz.fuzz import partial_ratio_alignment
@@ -141,7 +144,8 @@ def _find_nearly(wanted: str, text: _Folded) -> Span | None:
     steps = list(Indel.opcodes(wanted, window))
     equal = [step for step in steps if step.tag == "equal"]
     start = place.dest_start
-    # Other words at the beginning, as "I" for "they", belong to the quote.
+    # If the quote begins with words that the text does not have, such as "they" for "I",
+    # the text's words in their place belong to the quote.
     if all(step.tag != "delete" for step in steps[:2]):
         start += equal[0].dest_start
     end = place.dest_start + equal[-1].dest_end

@@ -83,9 +83,10 @@ class Ending(NamedTuple):
     """A known fact that an entry ends.
 
     ``source``: the conversation.
+    ``fact``: the known fact.
     ``reported``: the entry, as a model reports it.
     ``place``: where the quote lies in the user's lines, or ``NOWHERE``.
-    ``new``: the new fact that holds instead.
+    ``new``: the new fact that holds instead; None if there is none.
     ``is_only``: no other fact is ended by the same quote.
     ``is_request``: the entry comes from a tool for requests, whose model has read the
     request.
@@ -121,8 +122,9 @@ def first_rejection(
 def reject_unreadable(candidate: Candidate) -> Rejection | None:
     """Reject contents that no person would write, or that a model reads in another way than a person.
 
-    Hidden characters and the tags around memories in a prompt carry instructions. A
-    very long word is an encoded text.
+    Hidden characters and the tags around memories in a prompt may carry instructions. A
+    very long word may be an encoded text. A content that ends with a colon only announces
+    a statement.
     """
     content = candidate.content
     quote = candidate.reported.quote
@@ -290,9 +292,12 @@ def reject_uncontradicted(ending: Ending) -> Rejection | None:
     """Keep a fact that the user's words do not contradict.
 
     Words that ask, suppose or quote contradict nothing. Other words end the fact in
-    three cases: these words or the new fact share a word with the fact; they tell a
-    change that ends no other fact or comes with a new fact; or the entry comes from a
-    tool for requests.
+    three cases:
+
+    - These words, the question that they answer or the new fact share a word with the
+      fact.
+    - They tell a change that ends no other fact or comes with a new fact.
+    - The entry comes from a tool for requests.
     """
     fact = ending.fact
     place = ending.place

@@ -181,7 +181,10 @@ class _Validation:
         return self._accept(candidate)
 
     def _accept(self, candidate: Candidate) -> Fact:
-        """Return the new fact, or the known fact that says the same, which is confirmed."""
+        """Return the new fact, or the known fact that says the same.
+
+        A known fact is confirmed, and the entry counts as rejected.
+        """
         content = duplicate_key(candidate.content)
         fact = self.by_content.get(content)
         if fact is None:
@@ -219,6 +222,10 @@ class _Validation:
         )
 
     def _known_fact(self, number: int) -> Fact | None:
+        """Return the fact that an entry names; None for a wrong number or a retired fact.
+
+        A request can also end a fact of the past.
+        """
         if not 0 < number <= len(self.known_facts):
             return None
         fact = self.known_facts[number - 1]
@@ -278,10 +285,11 @@ def why_retired(text: str) -> RetiredBy:
 
 
 def choose_wording(candidate: Candidate) -> Candidate:
-    """Return the candidate with its statements alone, or with the user's sentence if they say more than the user did.
+    """Return the candidate with its statements alone, or with the user's words if they say more than the user did.
 
-    The user's words are the sentence of the quote that is closest to the fact. A short
-    answer is stored together with its question.
+    The user's words are the sentence of the quote that is closest to the fact; of a
+    sentence over 45 words, only the quote. A short answer is stored together with its
+    question; an answer that denies is always stored so.
     """
     source = candidate.source
     place = candidate.place

@@ -1,4 +1,4 @@
-"""The prompt of a session: reads the current turn, and cuts the contents of the blocks to the tokens that are left."""
+"""The prompt of a session: reads the current turn, and truncates the contents of the blocks to the limit."""
 
 # ruff: noqa: SLF001 - parts of the class that calls these functions
 
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 class Turn(NamedTuple):
     """The current turn of a session, read for a prompt.
 
+    ``snapshot``: the active messages as rows, and the newest rows of the log.
     ``messages``: the active messages, which the prompt shows; none if the question
     follows.
     ``query``: the active messages, and the question if they lack it; the blocks select
@@ -82,10 +83,11 @@ class Prompt(NamedTuple):
 
 
 async def _read_turn(memory: MemoryFields, question: ChatMessage | None) -> Turn:
-    """Read the current turn; before a question that follows, move a completed turn into the record.
+    """Read the current turn; before a question that follows, move a completed turn into the log.
 
-    LlamaIndex's chat engines put their question only with its answer. The turn moves as
-    it would when the question is put.
+    LlamaIndex's chat engines put their question only with its answer, so it follows the
+    prompt. The completed turn moves as it would when the question is put. Agents put
+    their question before they read the prompt.
     """
     snapshot = await _read_snapshot(memory)
     messages = [row.message for row in snapshot.active]
@@ -93,7 +95,8 @@ async def _read_turn(memory: MemoryFields, question: ChatMessage | None) -> Turn
         return Turn(snapshot, messages, messages, question_follows=False)
     follows = False
     if not messages:
-        # A flush has moved an open turn, with its question, into the log.
+        # The session is new, or a flush has moved an open turn, with its question, into
+        # the log.
         follows = not await _is_in_log(memory, question)
     elif ends_with_answer(messages):
         follows = True
@@ -138,9 +141,10 @@ async def read_prompt(
     unread: Sequence[LogRow] = (),
     block_kwargs: Mapping[str, Any] = {},
 ) -> Prompt:
-    """Return the current turn with the content of the memory, within the limit without ``reserved`` tokens.
+    """Return the current turn with the content of the memory, within the limit less ``reserved`` tokens.
 
     ``unread``: the user's words in other sessions that were not read for facts.
+    ``block_kwargs``: arguments for the blocks of the program.
     """
     turn = await _read_turn(memory, question)
     # The messages that the model receives beside the memory.
@@ -169,8 +173,11 @@ async def _ask_blocks(
 ) -> dict[str, Any]:
     """Return the profile of the user, and the content of each memory block by its name.
 
-    The block with the highest priority is asked first. At equal priority the record is
-    asked before the facts, which leave out what the record shows.
+    The block with the largest ``priority`` is asked first. At equal priority the record
+    is asked before the facts: a fact whose words the record shows is left out.
+
+    Raises:
+        ValueError: A block of the program returned neither text nor a list.
     """
     record = memory.condensed_block
     facts = memory.facts_block
@@ -213,7 +220,7 @@ def _record_in(
     """Return the record among the contents; None if it is not among them.
 
     The facts get their room first. A record that may be truncated beside them loses its
-    oldest messages, so none of it counts as shown.
+    oldest messages, so only the active messages count as shown.
     """
     block = memory.condensed_block
     window = block.window(memory.session_id)
@@ -237,7 +244,10 @@ def _record_in(
 async def _fit(
     memory: MemoryFields, contents: dict[str, Any], room: int, turn: list[ChatMessage]
 ) -> _FittedContents:
-    """Return the contents joined; the least important parts are dropped until they fit ``room`` tokens, if possible."""
+    """Return the contents joined; the least important parts are dropped until they fit ``room`` tokens.
+
+    The profile is dropped last. Contents that still do not fit are returned as they are.
+    """
     contents = dict(contents)
     asked = set[str]()
     while True:
@@ -268,7 +278,7 @@ async def _join(
     """Return the contents as one message, with the tokens that they leave of ``room``."""
     blocks_template = memory.memory_blocks_template
     split_contents = contents
-    # Unknown in a template of the program.
+    # For a template of the program, no bound is known.
     tokens = sys.maxsize
     if isinstance(blocks_template, template.MemoryBlocksTemplate):
         split_contents = template.with_cache_points(contents, memory.cache_points, turn)
@@ -294,7 +304,7 @@ async def _join(
 def _block_to_truncate(
     memory: MemoryFields, contents: dict[str, Any]
 ) -> BaseMemoryBlock[Any] | None:
-    """Return the block to truncate next; None if no block with content may be truncated.
+    """Return the block to truncate next, with the largest ``priority``; None if no content may be truncated.
 
     LlamaIndex never truncates priority 0. The blocks of this package can be truncated
     with any priority.
@@ -336,7 +346,8 @@ def assemble(memory: MemoryFields, prompt: Prompt) -> list[ChatMessage]:
         messages, memory.session_id, memory.cache_points, expects_tools=expects_tools
     )
     for message, row in zip(turn_messages, turn.snapshot.active, strict=False):
-        # A result of a tool goes to the model with the role that the program gave it.
+        # The output of a CodeActAgent goes to the model with the role that the agent gave
+        # it.
         if row.is_code_output:
             message.role = MessageRole.USER
     return [template.without_blank_texts(message) for message in messages]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 M = TypeVar("M", bound="MemoryFields")
 
-# The tasks that run a turn now, in any event loop of this process.
+# The task that runs a turn of each session now, in any event loop of this process.
 _holders: dict[tuple[str, ...], asyncio.Task[Any] | None] = {}
 
 at_fork(after_in_child=_holders.clear)

@@ -1,4 +1,4 @@
-"""Writing to a session: messages are stored, and turns that leave short-term memory go to the blocks."""
+"""Writes to a session: stores messages, passes turns that leave short-term memory to the blocks, and closes it."""
 # ruff: noqa: SLF001 - parts of the class that calls these functions
 
 from __future__ import annotations
@@ -62,7 +62,10 @@ async def stored_form(
 async def put(
     memory: MemoryFields, messages: list[ChatMessage], *, strict: bool = False
 ) -> int:
-    """Add messages, and return the number of newly stored messages."""
+    """Add messages, and return the number of newly stored messages.
+
+    ``strict``: a second message with the same id and other words raises a MessageError.
+    """
     messages = await stored_form(memory, messages)
     if not messages:
         return 0
@@ -92,7 +95,10 @@ async def append(
     replace: bool = False,
     strict: bool = False,
 ) -> int:
-    """Let the blocks begin with the session or its new question, and write messages in their stored form."""
+    """Let the blocks begin with the session or its new question, and write messages as ``write`` does.
+
+    The messages are in the form that ``stored_form`` returns.
+    """
     texts = [m.content for m in messages if m.role == MessageRole.USER]
     if texts or not memory._opened:
         question = texts[-1] if texts else None
@@ -115,7 +121,7 @@ async def wait_for_jobs(memory: MemoryFields) -> None:
 
 
 async def close(memory: MemoryFields) -> None:
-    """Flush, and close what the memory has opened."""
+    """Flush, and close the stores that the memory has opened; log a warning if the memory was never used."""
     uses_store = memory._owns_store and memory.sql_store.database.engine
     if not (memory._is_used or uses_store):
         warn_of_unused()
@@ -131,7 +137,11 @@ async def close(memory: MemoryFields) -> None:
 
 
 async def _finish(memory: MemoryFields) -> None:
-    """Flush before closing; accept a read-only database or another owner's session if nothing was written."""
+    """Flush before closing.
+
+    The error of another owner's session is ignored. So is any error of the store, as of a
+    read-only database, if the memory has put nothing into the session.
+    """
     try:
         await flush(memory, leaving_at_end)
         for block in memory._log_blocks:
@@ -156,12 +166,15 @@ async def _open_blocks(memory: MemoryFields, question: str | None) -> bool:
     """Let the blocks begin with the session, or with a question; return whether they could.
 
     A failure is logged, because the message must still be stored.
+
+    Raises:
+        StoreTimeoutError: The database is too slow.
     """
     try:
         for block in memory._log_blocks:
             await block.aopen(memory.session_id, question)
     except StoreTimeoutError:
-        # Storing the message would wait as long again.
+        # Storing the message would take as long again.
         raise
     except Exception as error:  # noqa: BLE001 - the message must be stored after any failure
         log_failure(
@@ -218,7 +231,10 @@ async def write(
 
 
 def _plan_question(memory: MemoryFields, messages: Sequence[ChatMessage]) -> int:
-    """Return the plan of ``plan_flush``; warn if the question before the last one has no answer."""
+    """Return the number of ``plan_flush``; warn if the question before the last one has no answer.
+
+    There is no warning for a session of several users, or within ``turn()``.
+    """
     roles = [message.role.value for message in messages]
     is_guarded = memory.shared or has_run(memory)
     if not is_guarded and not has_answer_before_question(roles):

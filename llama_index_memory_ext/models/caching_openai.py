@@ -1,6 +1,6 @@
 """OpenAI's models with cache points: a prompt is cached up to each ``CachePoint`` in its messages.
 
-How GPT-5.6 and later models match:
+How the cache of GPT-5.6 and later models finds a prompt:
 https://developers.openai.com/api/docs/guides/prompt-caching
 """
 
@@ -86,7 +86,7 @@ class _Caching(_Parent):
         raise NotImplementedError
 
     def __repr_args__(self) -> list[tuple[str | None, Any]]:
-        # Tracebacks with local variables show the model of each frame of this file.
+        # Tracebacks with local variables show the model, which must not show a key.
         return [
             (name, value)
             for name, value in super().__repr_args__()
@@ -129,7 +129,10 @@ class _Caching(_Parent):
         return fields
 
     def _parts(self, message: ChatMessage) -> list[dict[str, Any]]:
-        """Return the parts of a message, one for each text, with a mark on each part before a cache point."""
+        """Return the parts of a message, with a mark on each part before a cache point.
+
+        Each text is a part. Where a role has only texts, other blocks are left out.
+        """
         parts: list[dict[str, Any]] = []
         for block in message.blocks:
             if isinstance(block, CachePoint):

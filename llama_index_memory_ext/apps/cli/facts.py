@@ -1,4 +1,4 @@
-"""The commands under ``facts``: list, search, explain and change the facts of a user."""
+"""The commands under ``facts``: list, explain and change the facts of a user."""
 
 # Without ``annotations`` from __future__, because Typer reads the annotations of the
 # commands through the signatures that ``command`` makes.
@@ -40,7 +40,7 @@ _WorkOnFacts: TypeAlias = Callable[..., Awaitable[Output]]
 _ID_CHARACTERS = 8
 # The fields of an explanation in JSON.
 _EXPLAINED = ("why", "score", "similarity", "recency", "matched", "tokens")
-# A warning for each deletion of a fact.
+# The note after each deletion of facts.
 WORDS_STAY = "The messages with its words stay in their session: `forget --session ID` deletes a session."
 _Question = Annotated[
     str, typer.Argument(metavar="QUESTION", help="A question of the user.")
@@ -134,9 +134,12 @@ def command(
 ) -> Callable[[_WorkOnFacts], None]:
     """Return a decorator that makes a command of a coroutine function.
 
-    ``example`` are arguments of a right call. The command gets options for user,
-    session, agent, database and JSON. ``options`` are further options that the function
-    takes by name; ``embed`` gives its memory an embedding model.
+    The command gets options for user, session, agent, time zone, database and JSON.
+
+    ``example``: arguments of a valid call, for the help.
+    ``create``: whether a database that does not exist is created.
+    ``options``: further options that the function takes by name; ``embed`` gives its
+    memory an embedding model instead.
     """
 
     def register(work: _WorkOnFacts) -> None:
@@ -321,7 +324,11 @@ def _changed(change: str, fact: "Fact") -> Output:
 
 
 async def _find(memory: "CondensedMemory", texts: Iterable[str]) -> dict[str, "Fact"]:
-    """Return by id the facts whose ids are the texts, or alone begin with them; else raise a TerminalError."""
+    """Return the facts that the texts name, by their ids; a text is an id, or the beginning of a single id.
+
+    Raises:
+        TerminalError: A text names no fact or several facts.
+    """
     listed = await cli.book_of(memory).alist(state="all")
     stored = {fact.id: fact for fact in listed}
     facts = {}

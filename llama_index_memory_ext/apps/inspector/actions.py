@@ -37,14 +37,15 @@ def target_of(form: Mapping[str, str]) -> Target:
 
 
 async def do(store: MemoryStore, form: Mapping[str, str]) -> None:
-    """Carry out the action of a form; without effect if the fact, session or user was deleted meanwhile.
+    """Carry out the action of a form; most have no effect if the fact, session or user was deleted meanwhile.
 
     The ``action`` is "add", "forget-session", "forget-user", or an action on a fact. The
     ``user`` owns the facts or sessions that change, and the ``item`` is the id of the
-    fact or the session.
+    fact or the session. A fact that is known already is not added again.
 
     Raises:
-        FactError: No fact may have these fields of the form.
+        FactError: No fact may have these fields of the form, or the fact to edit, pin or
+            unpin was deleted meanwhile.
     """
     action = form["action"]
     user = form["user"]
