@@ -24,7 +24,7 @@ SELECT namespace, id, data FROM {facts} WHERE session_id = :session_id ORDER BY 
 # The sessions that may have turns to delete: retention locks no other session. An
 # unknown time is 0.
 SELECT_DUE = """
-SELECT key FROM {rows} GROUP BY key HAVING MIN(timestamp) BETWEEN 1 AND :last OR COUNT(*) > :limit
+SELECT key FROM {rows} GROUP BY key HAVING MIN(NULLIF(timestamp, 0)) < :last OR COUNT(*) > :limit
 """
 # The last row that all readers of facts have read; ``last_id`` without such a reader. The
 # cursor of a profile is left out: it stores a choice, and reads no messages.
@@ -99,9 +99,9 @@ def _due_turns(
     remaining = sum(map(len, turns))
     for turn in turns:
         is_current = any(row.status == ACTIVE for row in turn)
-        if is_current and not (is_answered and turn[-1].timestamp < since):
+        if is_current and not (is_answered and 0 < turn[-1].timestamp < since):
             break
-        if remaining > most or any(row.timestamp < since for row in turn):
+        if remaining > most or any(0 < row.timestamp < since for row in turn):
             due.append(turn)
         remaining -= len(turn)
     return due

@@ -139,6 +139,21 @@ async def test_the_words_on_both_sides_of_an_old_turn_leave_the_facts(
     await memory.facts_block.aclose()
 
 
+@pytest.mark.parametrize("messages", [None, 5])
+async def test_a_message_of_an_unknown_time_is_not_old_and_keeps_no_other(
+    store: MemoryStore, messages: int | None
+) -> None:
+    await on(store).aput_messages([*turn("one"), *turn("two"), *turn("three")])
+    await age(store, "chat", 40)
+    unknown = "UPDATE {rows} SET timestamp = 0 WHERE id {in_row_ids}"
+    ids = [row.id for row in await store.readers.find("chat")]
+    await store.database.run(
+        lambda tx: tx.execute(unknown, row_ids=ids[2:4]), writes=True
+    )
+    await store.aretain(days=30, messages=messages)
+    assert await said(store) == ["Tell two.", "Told two."]
+
+
 @pytest.mark.parametrize(("most", "left"), [(5, 5), (4, 3), (3, 3), (2, 1), (1, 1)])
 async def test_of_more_messages_than_so_many_the_oldest_turns_go(
     open_store: OpenStore, most: int, left: int

@@ -234,8 +234,9 @@ def run(
 
 @app.command(epilog=example("doctor --db memory.db"))
 def doctor(*, db: Db = None) -> None:
-    """Check the database, name the model of the demo, and create nothing.
+    """Check the database, and name the demo's model.
 
+    Nothing is created, and no model is asked.
     `pip check` checks the versions of the libraries.
     """
     # Imported here: it imports LlamaIndex.
