@@ -189,6 +189,8 @@ def read_facts(
     """
     version = read_version(tx, namespace)
     fresh = version.epoch == seen.epoch
+    if fresh and version.change == seen.change:
+        return FactChanges(*version, fresh=True, facts=[])
     last_seen = seen.change if fresh else 0
     rows = select_facts(tx, namespace, view, seen=last_seen)
     change = max([version.change, *(row.change for row in rows)])
