@@ -306,7 +306,9 @@ class RelevantFactsBlock(LearningBlock):
         lines = [replace(line_of[entry.fact.id], sources=(entry,)) for entry in entries]
         section = counted_section(lines, self.tokenizer_fn)
         # By some tokenizers a text has more tokens than its lines.
-        return section.without(section.tokens - limit, self.tokenizer_fn)
+        if section.tokens > limit:
+            return section.without(section.tokens - limit, self.tokenizer_fn)
+        return section
 
     def _announce(
         self,

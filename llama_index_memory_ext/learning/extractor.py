@@ -341,9 +341,9 @@ class Extractor:
 
         def write(tx: Transaction) -> bool:
             # All or nothing.
-            return add_facts(
-                tx, namespace, extracted.changed, seen, user_facts.view
-            ) and move_cursor(
+            if not add_facts(tx, namespace, extracted.changed, seen, user_facts.view):
+                return False
+            return move_cursor(
                 tx,
                 self.session_id,
                 self.batches.reader,

@@ -11,30 +11,19 @@ import pytest
 from llama_index.core.llms import ChatMessage
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 
-from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore, SettingError
+from llama_index_memory_ext import Fact, MemoryStore, SettingError
 from llama_index_memory_ext.store.lost_words import Remaining, without_words
 from llama_index_memory_ext.store.rows import SessionAccess
 from llama_index_memory_ext.store.transaction import Transaction
 from tests.conversation import assistant, calling, record, result, sent_text, user
 from tests.databases import OpenStore
 from tests.learning.learning import learner, likes
+from tests.memories import on
 from tests.scripted_models import StartModel
 from tests.search.test_embeddings import Meanings
 
 DAY = 86_400 * 10**9
 NOTHING = {"messages": 0, "facts": 0, "unread": 0}
-
-
-def on(
-    store: MemoryStore,
-    session_id: str = "chat",
-    user_id: str | None = "ann",
-    **options: Any,
-) -> CondensedMemory:
-    options.setdefault("extract_facts", "llm" in options)
-    return CondensedMemory.from_defaults(
-        session_id, user_id=user_id, chat_store=store, **options
-    )
 
 
 async def age(store: MemoryStore, session_id: str, days: float) -> None:
