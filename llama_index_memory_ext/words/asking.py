@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from llama_index_memory_ext.words import (
     FUNCTION_WORDS,
     ends_of,
+    has_phrase,
     pattern,
     phrases,
     plain_words,
@@ -26,6 +27,7 @@ _CHINESE_OR_JAPANESE = "[\u3041-\u30fa\u3400-\u9fff]"
 _SENTENCE_END = r"[.!;:\n\u3002\uff01]"
 _CLAUSE_END = r"[.!?;:,\n\u2026\u3002\uff01\uff0c]"
 _REFERENCES = words_of_section("asking", "references")
+_has = partial(has_phrase, "asking")
 
 
 def asks(text: str) -> bool:
@@ -50,7 +52,7 @@ def tells_change(text: str) -> bool:
     >>> tells_change("We have moved to Ghent."), tells_change("I live in Ghent.")
     (True, False)
     """
-    return _has("changed", ends_of(text))
+    return _has("changed", ends_of(text).casefold())
 
 
 def change_words(text: str) -> str:
@@ -70,6 +72,8 @@ def change_words(text: str) -> str:
     return " ".join(changes)
 
 
+# A turn asks it of the same question up to six times.
+@lru_cache(maxsize=64)
 def is_statement(text: str) -> bool:
     """Return whether a text is only a statement: it asks for nothing, and continues no subject.
 
@@ -124,10 +128,6 @@ def _have_rules(words: list[str]) -> bool:
 def _requests(plain: str) -> bool:
     """Return whether a text in lower case has an order or a wish."""
     clauses = pattern(_CLAUSE_END).split(plain)
-    if any(map(phrases("asking", "orders").match, clauses)):
+    if any(map(phrases("asking", "orders", folded=True).match, clauses)):
         return True
     return _has("requests", plain)
-
-
-def _has(section: str, text: str) -> bool:
-    return phrases("asking", section).search(text) is not None

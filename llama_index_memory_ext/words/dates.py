@@ -6,10 +6,16 @@ import re
 import unicodedata
 from calendar import monthrange
 from datetime import date, timedelta
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from llama_index_memory_ext.words import ends_of, pattern, phrases, word_lists
+from llama_index_memory_ext.words import (
+    ends_of,
+    has_phrase,
+    pattern,
+    phrases,
+    word_lists,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -332,6 +338,7 @@ def line_of(word: str, section: str) -> int:
 
 # "And in 2023?" asks about the past without a verb.
 _FEW_WORDS = 3
+_has = partial(has_phrase, "past")
 
 
 def period_asked(question: str, today: date) -> Period | None:
@@ -385,10 +392,6 @@ def _asks_past(sentence: str) -> bool:
         _has("was_or_plan", sentence) and not _has("plan", sentence)
     )
     return is_past and not _has("talk", sentence)
-
-
-def _has(section: str, text: str) -> bool:
-    return phrases("past", section).search(text) is not None
 
 
 def _periods_in(sentence: str, today: date, *, asks_past: bool) -> Iterator[Period]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from llama_index_memory_ext.words import phrases
 from llama_index_memory_ext.words.asking import asking_share, asks, is_statement
 from tests.words import rows
 
@@ -50,6 +51,13 @@ def test_the_sentences_that_ask_have_a_share_of_the_text(
 def test_a_text_that_goes_on_with_something_asks_with_a_half() -> None:
     text = "The generator works now, so we can resume the paused plan."
     assert asking_share(text) == 0.5
+
+
+@pytest.mark.parametrize("section", ["orders", "requests", "changed"])
+def test_the_words_to_find_are_in_the_letters_of_casefold(section: str) -> None:
+    r"""Texts are compared in these letters: a list with "weiß" never found "Ich weiß nicht mehr"."""
+    pattern = phrases("asking", section, folded=True).pattern.replace(r"\W", "")
+    assert pattern == pattern.casefold()
 
 
 @pytest.mark.parametrize("text", ["", "?", "Thanks!", "\U0001f600", "Ok"])
