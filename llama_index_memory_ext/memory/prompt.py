@@ -228,10 +228,7 @@ def _record_in(
     if window is None or not record:
         return None
     active = frozenset(row.id for row in turn.snapshot.active)
-    # A longer entry may be clipped, and then shows only a part of its message.
-    longest = window.message_limit // 2
-    whole = [entry.row_id for entry in window.entries if entry.tokens <= longest]
-    row_ids = active.union(whole, window.sticky_heat)
+    row_ids = active.union(window.whole_rows, window.sticky_heat)
     shown_ids = active
     if record.tokens + memory.facts_block.token_limit <= room:
         recalled = [message for message in record.sources if message.is_whole]

@@ -53,7 +53,7 @@ async def newest_media(
     """
     content: list[ContentBlock] = []
     window = reader.window(session_id)
-    if window is None or not any(entry.has_media for entry in window.entries):
+    if window is None or not window.has_media:
         return content
     roles_so_far = [*(entry.role for entry in window.entries), *roles]
     if not has_answer_before_question(roles_so_far):

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from llama_index.core.base.llms.types import MessageRole
 
@@ -59,6 +59,19 @@ _PAGE_ROWS = 64
 RecallWhen: TypeAlias = Literal["asked", "always", "never"]
 
 
+class _LastRecord(NamedTuple):
+    """The last record of a session, and what it was made of."""
+
+    window: Window
+    recalled: Section
+    today: str
+    record: Section
+
+    def is_of(self, window: Window, recalled: Section, today: str) -> bool:
+        is_same = self.window is window and self.recalled is recalled
+        return is_same and self.today == today
+
+
 @dataclass(frozen=True)
 class RecordReader:
     """Reads the records of sessions within the limits of a block.
@@ -109,6 +122,11 @@ class RecordReader:
         ``matches``: the recalled messages; some of them may be sticky.
         """
         cache = self.store.cache
+        today = self.today(window)
+        # Each step of an agent reads the same record again.
+        last: _LastRecord | None = cache.get(session_id, ("record", self))
+        if last and last.is_of(window, recalled, today):
+            return last.record
         # Where the newest block of the last two records ended.
         earlier_ends = cache.get(session_id, ("block ends", self)) or ()
         rows = block_ends(window.entries, self.room)
@@ -120,7 +138,6 @@ class RecordReader:
             replace(part, sources=sources.get(part.row_id, ()))
             for part in window.sticky.parts
         ]
-        today = self.today(window)
         parts = [
             *window.instructions,
             *window.element.parts,
@@ -130,7 +147,10 @@ class RecordReader:
         ]
         if today:
             parts.append(Part("today", today, self.counter.count(today)))
-        return Section(parts, self.tokens(window) + recalled.tokens, marks)
+        record = Section(parts, self.tokens(window) + recalled.tokens, marks)
+        last = _LastRecord(window, recalled, today, record)
+        cache.put(session_id, ("record", self), last, len(parts))
+        return record
 
     def tokens(self, window: Window) -> int:
         """Return the tokens of a window with its first heading and the line of today."""

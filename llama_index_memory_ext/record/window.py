@@ -136,6 +136,17 @@ class Window:
         share = int(room * min(0.5, self.limits.keep_ratio / 1.5))
         return max(share, min(room, _LEAST_MESSAGE_TOKENS))
 
+    @cached_property
+    def whole_rows(self) -> list[int]:
+        """The rows of the entries that show a whole message; a longer entry may be clipped."""
+        longest = self.message_limit // 2
+        return [entry.row_id for entry in self.entries if entry.tokens <= longest]
+
+    @cached_property
+    def has_media(self) -> bool:
+        """Whether a message has an image, a sound, a video or a document."""
+        return any(entry.has_media for entry in self.entries)
+
     def is_continued_by(self, page: LogPage) -> bool:
         """Return whether the rows of a page follow the entries, and the log and the cursor are unchanged."""
         if not page.fresh or page.position != self.seen.position:

@@ -443,8 +443,9 @@ def similarities_with_context(
         *[(turn, weight) for turn in context],
     ]
     for query, share in queries:
-        similarities = values_of(ranker.similarities(query), ids)
-        total += share * divided_by_best(similarities)
+        if query:
+            similarities = values_of(ranker.similarities(query), ids)
+            total += share * divided_by_best(similarities)
     return divided_by_best(total)
 
 

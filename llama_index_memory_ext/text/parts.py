@@ -119,7 +119,7 @@ class Section:
         """The whole text."""
         return "".join(self.texts)
 
-    @property
+    @cached_property
     def sources(self) -> list[Any]:
         """The facts or recalled messages that the parts show, in their order."""
         return [source for part in self.parts for source in part.sources]
