@@ -401,11 +401,13 @@ class CondensedMemoryBlock(LogBlock):
     def _search(self) -> MessageSearch:
         """The search over the log, with the reader of the record. A changed field makes a new search."""
         fields = {**self.__dict__, "llm": None, "embed_model": id(self.embed_model)}
-        if self._configured is None or self._configured.fields != fields:
+        configured = self._configured
+        if configured is None or configured.fields != fields:
             model = embed_model_of(self.embed_model)
             search = MessageSearch(self._make_reader(), model)
-            self._configured = _ConfiguredSearch(fields, search)
-        return self._configured.search
+            configured = _ConfiguredSearch(fields, search)
+            self._configured = configured
+        return configured.search
 
     def _make_reader(self) -> RecordReader:
         """Return a reader with these fields; its room is the limit without the tags and the lines of days."""

@@ -251,6 +251,8 @@ class ShowableFacts:
         Facts whose messages the record or the current turn shows whole are left out.
         The others fit into ``limit`` tokens.
         """
+        if not self.facts:
+            return []
         shares = IN_CONVERSATION.shares()
         worth = shares.confidence * self.confidences + shares.recency * self.recencies
         order = np.lexsort((self.newer, -worth))
