@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     )
     from llama_index_memory_ext.memory.preview import PromptPreview, preview_prompt
     from llama_index_memory_ext.memory.template import MemoryBlocksTemplate
+    from llama_index_memory_ext.models.any_openai import AnyOpenAI
     from llama_index_memory_ext.models.caching_openai import (
-        AnyOpenAI,
         CachingOpenAI,
         CachingOpenAIResponses,
     )
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 # The errors are light. Each other name is imported at its first use: LlamaIndex takes a
 # second or two to start, and some commands do not need it.
 _MODULE_OF = {
-    "AnyOpenAI": "models.caching_openai",
+    "AnyOpenAI": "models.any_openai",
     "Backfilled": "memory.backfill",
     "CachingOpenAI": "models.caching_openai",
     "CachingOpenAIResponses": "models.caching_openai",

@@ -15,7 +15,7 @@ from llama_index.core.tools.types import ToolMetadata
 from llama_index.llms.openai import OpenAI
 from pydantic import BaseModel
 
-from llama_index_memory_ext.background.jobs import running_jobs
+from llama_index_memory_ext.background.waiting import running_jobs
 from tests.openai_server import Model, OpenAIServer, serve
 
 describe_arguments = ToolMetadata.get_parameters_dict

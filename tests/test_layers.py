@@ -36,12 +36,12 @@ apps/cli    __init__                                                      # word
 ---
 agents      tools > retriever > contexts                                  # memory as an agent's tools
 ---
-memory      preview > condensed_memory > backfill moving prompt stats > writing >
+memory      preview > condensed_memory > backfill closing moving prompt stats > writing >
             runs > fields > settings > search template                 # preset
 ---
 blocks      record facts > learning limits log_end                        # the doors for LlamaIndex
 ---
-record      summary unread > recall media > reader > index > window cache_points >
+record      summary unread > cuts media recall > reader > index > window cache_points >
             sticky text                                                   # within the limit
 learning    extractor > changes endings request > batch validation >
             progress > rejections                                         # how facts are learned
@@ -54,19 +54,21 @@ blocks      __init__                                                      # what
 learning    prompt report > budget reply > categories                     # what a model is asked, and its answer
 ---
 store       __init__ > deletion retention vacuum log sessions links >
-            message_rows owners facts lost_words vectors > readers > rows > database > marks versions > transaction >
-            address cache schema > encryption tables                      # tables, rows, keys
+            message_rows row_deletion owners facts lost_words vectors > readers > rows >
+            database > marks versions > transaction > address cache schema >
+            encryption tables                                             # tables, rows, keys
 search      embeddings > tfidf                                            # how similar two texts are
 formats     __init__ > layouts                                  # messages of other programs, as JSON
 ---
 .           agent_view fact                                               # a fact; which facts an agent sees
-models      caching_openai local_embeddings offline > ask                       # how a model is asked
+models      any_openai > caching_openai local_embeddings offline > ask    # how a model is asked
 ---
 text        trim > limits > entries turns > messages parts > tokens       # messages as text, counted and cut
 ---
 words       tokens > asking dates pronouns > __init__                     # words
 ---
-background  registry > jobs threads > failures recent loop > locks        # threads, and work that no answer waits for
+background  registry > jobs threads > failures waiting loop > recent >
+            locks                                                         # threads, and work that no answer waits for
 ---
 .           settings > errors events                                      # what all of it uses
 """
@@ -85,11 +87,12 @@ HIGHEST_COMPLEXITY = 10
 MOST_SETTINGS = 40
 # Files that only one other file imports, and why they are files.
 WITH_ONE_IMPORTER = {
+    "memory/closing.py": "is loaded when a memory is closed",
     "memory/moving.py": "is loaded when a program moves messages",
     "agents/tools.py": "is a public class of its own",
     "facts/concern.py": "measures how a fact covers a question, apart from the scores",
     "memory/preview.py": "is for programs that show a prompt, and public",
-    "models/caching_openai.py": "is public, and loads OpenAI's library",
+    "models/any_openai.py": "is public, and knows models of other servers",
     "models/offline.py": "is public, and data about the topics of a first try",
     "agents/contexts.py": "is for workflows that wait for a human, and public",
     "apps/mcp.py": "needs the extra mcp",
@@ -106,11 +109,11 @@ WITH_ONE_IMPORTER = {
     "apps/inspector/server.py": "needs the extra inspect",
     "memory/settings.py": "decides in plain functions, apart from the class that programs call",
     "record/summary.py": "is a request of its own, which is off by default",
-    "record/sticky.py": "decides in plain functions, apart from the class that reads and stores",
     "store/deletion.py": "is one of the subjects of the store",
     "store/retention.py": "is one of the subjects of the store",
     "store/vacuum.py": "is one of the subjects of the store",
     "store/sessions.py": "is one of the subjects of the store",
+    "store/message_rows.py": "is one of the subjects of the store",
     "store/log.py": "is one of the subjects of the store",
     "store/versions.py": "makes and upgrades tables, apart from the connections",
     "background/threads.py": "runs the jobs of stores, apart from their databases",
@@ -317,16 +320,17 @@ def test_the_public_names_are_sorted_and_exist() -> None:
 # What importing the preset may load, by room: nothing that extracts, checks, sums up, deletes or reads said dates.
 LOADED_WITH_THE_PRESET = {
     "": "agent_view errors events fact settings",
-    "background": "failures jobs locks loop recent registry threads",
+    "background": "failures jobs locks loop recent registry threads waiting",
     "blocks": "facts learning limits log_end record",
     "facts": "book concern explanation filters history lines ranking user_facts",
     "learning": "categories",
     "memory": "condensed_memory fields prompt runs search settings template writing",
     "models": "ask local_embeddings",
-    "record": "cache_points index media reader recall sticky text window",
+    "record": "cache_points cuts index media reader recall sticky text window",
     "search": "embeddings tfidf",
     "store": "address cache database deletion encryption facts links log lost_words marks "
-    "message_rows owners readers retention rows schema sessions tables transaction vacuum vectors versions",
+    "message_rows owners readers retention row_deletion rows schema sessions tables transaction vacuum "
+    "vectors versions",
     "text": "entries limits messages parts tokens turns",
     "words": "asking dates pronouns tokens",
 }

@@ -27,7 +27,7 @@ from llama_index_memory_ext import (
     trim,
 )
 from llama_index_memory_ext.blocks import learning as learning_module
-from llama_index_memory_ext.memory.writing import warn_of_unused
+from llama_index_memory_ext.memory.closing import warn_of_unused
 
 FEBRUARY, JANUARY = (
     datetime(2026, 2, 1, tzinfo=timezone.utc),

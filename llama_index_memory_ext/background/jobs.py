@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Hashable
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 from weakref import WeakValueDictionary
 
 from llama_index_memory_ext.background.failures import (
@@ -17,9 +16,13 @@ from llama_index_memory_ext.background.failures import (
     log_failure,
     seconds_until_retry,
 )
-from llama_index_memory_ext.background.locks import LOOK_SECONDS, at_fork
 from llama_index_memory_ext.background.loop import spawn
 from llama_index_memory_ext.background.recent import Recent
+from llama_index_memory_ext.background.waiting import (
+    JobKey,
+    owners_not_waited_for,
+    running_jobs,
+)
 from llama_index_memory_ext.errors import NoModelError, WorkError
 from llama_index_memory_ext.events import (
     JobFailedEvent,
@@ -32,50 +35,8 @@ MOST_FAILURES = 1_000
 # The jobs of an owner that work at once: a model on a small server refuses more calls.
 _MOST_AT_ONCE = 8
 
-# The tasks of jobs in this process that have neither ended nor failed, in any event loop.
-running_jobs: dict[asyncio.Task[None], JobKey] = {}
-# The owners whose last job has failed, or took longer than a question waits: no
-# question waits until a job has succeeded.
-owners_not_waited_for: Recent[tuple[str, ...], bool] = Recent(1_000)
-
-# No job of the parent ends in its child.
-at_fork(after_in_child=running_jobs.clear)
-
-
-async def wait_for_owner(
-    owner: tuple[str, ...], seconds: float, *, except_session: str | None = None
-) -> None:
-    """Wait until the jobs of an owner in this process have ended, except jobs of the session ``except_session``.
-
-    The wait takes at most ``seconds``. After a job that has failed, or that took longer,
-    no call waits until a job has succeeded.
-    """
-    tasks = [
-        task
-        for task, key in list(running_jobs.items())
-        if key.owner == owner and key.session_id != except_session
-    ]
-    end = time.monotonic() + seconds
-    while any(task in running_jobs for task in tasks) and not owners_not_waited_for.get(
-        owner
-    ):
-        if time.monotonic() >= end:
-            owners_not_waited_for.put(owner, value=True)
-        await asyncio.sleep(LOOK_SECONDS)
-
 
 Work: TypeAlias = Callable[[], Awaitable[object]]
-
-
-class JobKey(NamedTuple):
-    """The session of a job, the reader of its log that the job works for, and the owner of the result.
-
-    Questions of the ``owner`` can wait for the job (``wait_for_owner``); (): no owner.
-    """
-
-    session_id: str
-    reader: str = ""
-    owner: tuple[str, ...] = ()
 
 
 @dataclass

@@ -7,9 +7,10 @@ import logging
 from typing import TYPE_CHECKING, Protocol
 from weakref import WeakSet, finalize
 
-from llama_index_memory_ext.background.jobs import MOST_FAILURES, JobKey, Jobs
+from llama_index_memory_ext.background.jobs import MOST_FAILURES, Jobs
 from llama_index_memory_ext.background.loop import other_loop
 from llama_index_memory_ext.background.recent import Recent
+from llama_index_memory_ext.background.waiting import JobKey
 
 if TYPE_CHECKING:
     from collections.abc import Collection

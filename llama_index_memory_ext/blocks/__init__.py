@@ -19,8 +19,8 @@ from llama_index.core.bridge.pydantic import (
 from llama_index.core.llms.llm import LLM
 from llama_index.core.memory import BaseMemoryBlock
 
-from llama_index_memory_ext.background.jobs import JobKey, Jobs
 from llama_index_memory_ext.background.recent import Recent
+from llama_index_memory_ext.background.waiting import JobKey
 from llama_index_memory_ext.errors import NoModelError
 from llama_index_memory_ext.models.ask import Usage, llm_of_settings, without_history
 from llama_index_memory_ext.settings import TimeZone, build_checked, checked_zone
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from llama_index_memory_ext.background.failures import Failure
+    from llama_index_memory_ext.background.jobs import Jobs
 
 
 logger = logging.getLogger(__name__)

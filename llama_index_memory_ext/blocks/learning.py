@@ -14,8 +14,8 @@ from pydantic import model_validator
 from typing_extensions import Self
 
 from llama_index_memory_ext.agent_view import AgentView, Scope, view_of
-from llama_index_memory_ext.background.jobs import JobKey, Jobs, wait_for_owner
 from llama_index_memory_ext.background.recent import Recent
+from llama_index_memory_ext.background.waiting import JobKey, wait_for_owner
 from llama_index_memory_ext.blocks import LogBlock
 from llama_index_memory_ext.events import ExtractionFailedEvent
 from llama_index_memory_ext.fact import CATEGORIES, DEFAULT_MIN_CONFIDENCE
@@ -24,6 +24,7 @@ from llama_index_memory_ext.settings import Switch, check_id
 from llama_index_memory_ext.store.tables import LAST_ID, namespace_of_session
 
 if TYPE_CHECKING:
+    from llama_index_memory_ext.background.jobs import Jobs
     from llama_index_memory_ext.learning.extractor import Extractor
     from llama_index_memory_ext.store.rows import LogRow
 

@@ -29,6 +29,7 @@ from llama_index_memory_ext.events import (
     send,
 )
 from llama_index_memory_ext.models.local_embeddings import EmbedModel, embed_model_of
+from llama_index_memory_ext.record.cuts import read_within_limits
 from llama_index_memory_ext.record.media import newest_media
 from llama_index_memory_ext.record.reader import RecallWhen, RecordReader
 from llama_index_memory_ext.record.recall import (
@@ -240,7 +241,7 @@ class CondensedMemoryBlock(LogBlock):
         session_id = self._see(session_id)
         search = self._search
         started = perf_counter()
-        window = await search.reader.read_within_limits(session_id, snapshot)
+        window = await read_within_limits(search.reader, session_id, snapshot)
         self._store.jobs.last_left.put(session_id, window.last_left)
         recalled = RecalledMessages()
         if window.has_left:

@@ -37,7 +37,6 @@ from llama_index_memory_ext.memory.template import MemoryBlocksTemplate
 from llama_index_memory_ext.memory.writing import (
     access_of,
     append,
-    close,
     flush,
     plan_flush,
     put,
@@ -427,6 +426,8 @@ class CondensedMemory(MemoryFields):
         database in memory is lost, and a later call raises a StoreError. If no run has
         used the memory, a warning is logged, once in a process.
         """
+        from llama_index_memory_ext.memory.closing import close
+
         await close(self)
 
     async def aimport(

@@ -1,4 +1,4 @@
-"""Writes to a session: stores messages, passes turns that leave short-term memory to the blocks, and closes it."""
+"""Writes to a session: stores messages, passes turns that leave short-term memory to the blocks."""
 # ruff: noqa: SLF001 - parts of the class that calls these functions
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from llama_index.core.base.llms.types import ChatMessage, MessageRole
 
 from llama_index_memory_ext.background.failures import log_failure
 from llama_index_memory_ext.errors import (
-    SessionOwnerError,
-    StoreError,
     StoreTimeoutError,
 )
 from llama_index_memory_ext.memory.runs import has_run
@@ -30,7 +28,6 @@ from llama_index_memory_ext.text.turns import (
     FLUSH_EVERY_TURN,
     count_leaving,
     is_answer,
-    leaving_at_end,
 )
 
 if TYPE_CHECKING:
@@ -118,37 +115,6 @@ async def flush(memory: MemoryFields, plan: Plan) -> None:
 async def wait_for_jobs(memory: MemoryFields) -> None:
     """Wait until the jobs of the session have ended."""
     await memory.sql_store.jobs.wait_for_session(memory.session_id)
-
-
-async def close(memory: MemoryFields) -> None:
-    """Flush, and close the stores that the memory has opened; log a warning if the memory was never used."""
-    uses_store = memory._owns_store and memory.sql_store.database.engine
-    if not (memory._is_used or uses_store):
-        warn_of_unused()
-    try:
-        if not memory.sql_store.database.is_gone:
-            await _finish(memory)
-    finally:
-        if memory._owns_store:
-            await memory.sql_store.aclose()
-        facts_store = memory.facts_block.store
-        if memory.temporary and facts_store:
-            await facts_store.aclose()
-
-
-async def _finish(memory: MemoryFields) -> None:
-    """Flush before closing.
-
-    The error of another owner's session is ignored. So is any error of the store, as of a
-    read-only database, if the memory has put nothing into the session.
-    """
-    try:
-        await flush(memory, leaving_at_end)
-        for block in memory._log_blocks:
-            await block.finish()
-    except StoreError as error:
-        if memory._opened and not isinstance(error, SessionOwnerError):
-            raise
 
 
 async def stored_question(
@@ -279,13 +245,4 @@ def _warn_of_two_runs() -> None:
     logger.warning(
         "A question was put before the last question of its session was answered. If its run failed, ignore this. "
         "Two runs at once would both answer the later question: put each run into `async with memory.turn():`."
-    )
-
-
-@cache
-def warn_of_unused() -> None:
-    """Log a warning, once in a process, about a memory that no run was given."""
-    logger.warning(
-        "A memory was closed that nothing was put into or read from. FunctionAgent(memory=...) is ignored by "
-        "LlamaIndex: pass the memory to each run, `await agent.run(question, memory=memory)`."
     )

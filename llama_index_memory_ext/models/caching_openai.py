@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from llama_index.core.base.llms.types import (
     CachePoint,
     ChatMessage,
-    LLMMetadata,
     MessageRole,
     TextBlock,
 )
@@ -22,7 +21,6 @@ from llama_index.llms.openai.utils import (
     to_openai_message_dict,
     to_openai_responses_message_dict,
 )
-from pydantic import Field
 
 from llama_index_memory_ext.models.ask import takes_cache_points
 
@@ -237,21 +235,3 @@ class CachingOpenAIResponses(_Caching, OpenAIResponses):  # type: ignore[misc]  
     # points.
     structured_predict = FunctionCallingLLM.structured_predict
     astructured_predict = FunctionCallingLLM.astructured_predict
-
-
-class AnyOpenAI(CachingOpenAI):
-    """``CachingOpenAI`` for models of any name, including other servers' models; each may call tools."""
-
-    context_window: int | None = Field(None, alias="OPENAI_CONTEXT_WINDOW", gt=0)
-
-    @property
-    def metadata(self) -> LLMMetadata:
-        """The metadata of the model. A model that LlamaIndex's class does not know counts as a chat model."""
-        try:
-            metadata = super().metadata
-        except ValueError:
-            metadata = LLMMetadata(is_chat_model=True, model_name=self.model)
-        window = self.context_window or metadata.context_window
-        return metadata.model_copy(
-            update={"context_window": window, "is_function_calling_model": True}
-        )

@@ -5,15 +5,10 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field, replace
 from functools import partial
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-from llama_index.core.base.llms.types import MessageRole
-
-from llama_index_memory_ext.events import HistoryCondensedEvent, send
-from llama_index_memory_ext.models.ask import Usage
 from llama_index_memory_ext.record.cache_points import block_ends, cache_marks
-from llama_index_memory_ext.record.sticky import Heat, choose_sticky, halve, heat_at
+from llama_index_memory_ext.record.sticky import Heat, choose_sticky, heat_at
 from llama_index_memory_ext.record.text import (
     earlier_section,
     entries_of,
@@ -106,7 +101,7 @@ class RecordReader:
         window: Window | None = self.store.cache.get(session_id, ("window", self))
         return window
 
-    def _keep(self, session_id: str, window: Window) -> None:
+    def keep(self, session_id: str, window: Window) -> None:
         """Keep the window for all equal readers, unless a later window was kept meanwhile."""
         last = self.window(session_id)
         if last and window.is_before(last):
@@ -166,65 +161,7 @@ class RecordReader:
             return TODAY_HEADING.format(today)
         return ""
 
-    async def read_within_limits(
-        self, session_id: str, snapshot: Snapshot | None
-    ) -> Window:
-        """Return the window within its limits. A cut is stored, so that every process sees it.
-
-        With ``summarize`` no cut is stored: the messages leave when they are summarised.
-        """
-        window = await self.read(session_id, snapshot)
-        # If all messages of the record were deleted, the earlier ones have room again.
-        is_behind = window.seen.position and not (window.seen.last_id or window.summary)
-        if is_behind and await self.move(session_id, window, 0):
-            window = await self.read(session_id)
-        if not window.is_over:
-            return window
-        if self.summarize:
-            window = window.until_summary()
-            self._keep(session_id, window)
-            return window
-        return await self._store_cut(session_id, window)
-
-    async def _store_cut(self, session_id: str, before: Window) -> Window:
-        """Cut the window for every process, and return the window after the cut."""
-        started = perf_counter()
-        window = await self.with_short_results(session_id, before)
-        heat = self._heat(session_id, window)
-        window = await self._with_sticky(session_id, window, halve(heat.by_row))
-        after = window.after_cut()
-        if after.entries == window.entries:
-            # A call with more results than messages are allowed is kept whole.
-            return window
-        position = after.entries[0].row_id - 1
-        if not await self.move(session_id, after, position):
-            # Another process has cut, or the database is busy: show the window as it
-            # is now, within the limit.
-            return (await self.read(session_id)).within_limits()
-        after = replace(after, seen=replace(window.seen, position=position))
-        self._keep(session_id, after)
-        await self.announce(session_id, before, after, started, Usage())
-        return after
-
-    async def with_short_results(self, session_id: str, window: Window) -> Window:
-        """Return the window with a line for each tool result before the last ``keep_tool_results`` turns.
-
-        A window with so many turns is read anew, as every other process reads it after
-        the cut.
-        """
-        turns = [
-            entry.row_id
-            for entry in window.entries
-            if entry.role == MessageRole.USER.value
-        ]
-        if self.keep_tool_results is None or len(turns) < self.keep_tool_results:
-            return window
-        starts = [*turns, window.seen.last_id + 1]
-        return await self.read(
-            session_id, results_from=starts[-self.keep_tool_results - 1]
-        )
-
-    def _heat(self, session_id: str, window: Window) -> Heat:
+    def heat(self, session_id: str, window: Window) -> Heat:
         """Return the heat of messages, as it is for the record of this window."""
         last = self.store.cache.get(session_id, ("heat", self))
         return heat_at(window.place, last, window.sticky_heat)
@@ -235,13 +172,13 @@ class RecordReader:
         """Add the similarities of messages to their heat, by row."""
         if not self.sticky_limit:
             return
-        heat = self._heat(session_id, window)
+        heat = self.heat(session_id, window)
         by_row = dict(heat.by_row)
         for row_id, similarity in similarities.items():
             by_row[row_id] = by_row.get(row_id, 0.0) + similarity
         self.store.cache.put(session_id, ("heat", self), Heat(heat.place, by_row))
 
-    async def _with_sticky(
+    async def with_sticky(
         self, session_id: str, window: Window, heat: Mapping[int, float]
     ) -> Window:
         """Return the window with the hottest messages, which share the room of its messages."""
@@ -296,7 +233,7 @@ class RecordReader:
         if page.rows:
             window = await self._extend(session_id, window, page)
         if not results_from:
-            self._keep(session_id, window)
+            self.keep(session_id, window)
         return window
 
     async def _extend(self, session_id: str, window: Window, page: LogPage) -> Window:
@@ -340,35 +277,6 @@ class RecordReader:
             state if any(state.values()) else None,
         )
 
-    async def announce(
-        self,
-        session_id: str,
-        before: Window,
-        after: Window,
-        started: float,
-        spent: Usage,
-    ) -> None:
-        """Send an event if messages have left the record; ``started`` is of ``perf_counter``."""
-        old = before.seen.position
-        new = after.seen.position
-        seconds = perf_counter() - started
-        if new > old:
-            event = HistoryCondensedEvent(
-                session_id=session_id,
-                messages=await self.store.readers.count_messages(
-                    session_id, after=old, last=new
-                ),
-                tokens_before=self.tokens(before),
-                tokens_after=self.tokens(after),
-                summarised=self.summarize,
-                summary_tokens=after.element.tokens,
-                position=new,
-                seconds=seconds,
-                prompt_tokens=spent.prompt_tokens,
-                completion_tokens=spent.completion_tokens,
-            )
-            send(event)
-
     async def _begin(self, session_id: str, page: LogPage) -> Window:
         """Return a window with the first instructions, the stored summary and sticky messages, but no entries yet."""
         # If another process moves the cursor meanwhile, the next read begins anew.
@@ -406,7 +314,7 @@ class RecordReader:
             results_from=state.get("results_from", 0),
         )
         heat = {row_id: value for row_id, _, value in state.get(ROWS, ())}
-        return await self._with_sticky(session_id, window, heat)
+        return await self.with_sticky(session_id, window, heat)
 
     async def _instructions(
         self, rows: Iterable[LogRow], room: int

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 
-from llama_index_memory_ext.background.jobs import JobKey, Jobs
 from llama_index_memory_ext.background.locks import lock_for
+from llama_index_memory_ext.background.waiting import JobKey
 from llama_index_memory_ext.record.index import (
     CONTEXT_TURNS,
     SHORT_TOKENS,
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
     from llama_index.core.base.embeddings.base import BaseEmbedding
 
+    from llama_index_memory_ext.background.jobs import Jobs
     from llama_index_memory_ext.record.reader import RecallWhen, RecordReader
     from llama_index_memory_ext.record.window import Window
     from llama_index_memory_ext.store.transaction import Transaction

@@ -28,6 +28,7 @@ from llama_index_memory_ext.models.ask import (
     was_refused,
     was_truncated,
 )
+from llama_index_memory_ext.record.cuts import announce, with_short_results
 from llama_index_memory_ext.record.text import clip_entries
 from llama_index_memory_ext.text.entries import (
     Entry,
@@ -43,7 +44,8 @@ if TYPE_CHECKING:
 
     from llama_index.core.llms import LLM
 
-    from llama_index_memory_ext.background.jobs import JobKey, Jobs
+    from llama_index_memory_ext.background.jobs import Jobs
+    from llama_index_memory_ext.background.waiting import JobKey
     from llama_index_memory_ext.record.reader import RecordReader
     from llama_index_memory_ext.record.window import Window
     from llama_index_memory_ext.store.rows import LogRow
@@ -155,7 +157,7 @@ async def summarise(
     session_id = key.session_id
     window = await reader.read(session_id)
     while window.slides or window.is_over:
-        window = await reader.with_short_results(session_id, window)
+        window = await with_short_results(reader, session_id, window)
         remaining = window.after_cut().entries
         if not remaining or remaining[0].row_id <= window.seen.position + 1:
             return
@@ -186,8 +188,8 @@ async def summarise(
         before = window
         window = await reader.read(session_id)
         if is_stored:
-            await reader.announce(
-                session_id, before, window, started, sum(spent, Usage())
+            await announce(
+                reader, session_id, before, window, started, sum(spent, Usage())
             )
         elif window.place == before.place:
             raise StoreError(

@@ -7,10 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from llama_index_memory_ext.errors import MessageError
 from llama_index_memory_ext.store.facts import move_facts
 from llama_index_memory_ext.store.message_rows import (
-    delete_all,
-    delete_oldest,
-    delete_row,
-    delete_rows,
     insert_messages,
     new_messages,
     set_statuses,
@@ -28,6 +24,12 @@ from llama_index_memory_ext.store.readers import (
     is_current,
     register_readers,
     renew_session,
+)
+from llama_index_memory_ext.store.row_deletion import (
+    delete_all,
+    delete_oldest,
+    delete_row,
+    delete_rows,
 )
 from llama_index_memory_ext.store.tables import (
     ACTIVE,

@@ -9,21 +9,15 @@ from typing import TYPE_CHECKING
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 
-from llama_index_memory_ext.errors import EncryptionError, MessageError
+from llama_index_memory_ext.errors import MessageError
 from llama_index_memory_ext.store.readers import (
-    find_rows,
-    put_cursor,
-    renew_session,
-    rows_by_id,
     rows_by_message_id,
 )
 from llama_index_memory_ext.store.rows import LogRow, messages_of
 from llama_index_memory_ext.store.tables import (
     ACTIVE,
     ARCHIVED,
-    ROWS,
     Row,
-    vectors_namespace,
 )
 from llama_index_memory_ext.text.messages import (
     ID_KEY,
@@ -60,27 +54,6 @@ UPDATE {rows} SET status = 'archived' WHERE key = :key AND status = 'active' AND
 """
 _ACTIVATE_ROWS = """
 UPDATE {rows} SET status = 'active' WHERE key = :key AND status = 'archived' AND id >= :first
-"""
-_SELECT_IDS = (
-    "SELECT id FROM {rows} WHERE key = :key AND status IN :statuses ORDER BY id"
-)
-_DELETE_ROWS = "DELETE FROM {rows} WHERE key = :key AND id {in_row_ids}"
-_DELETE_MESSAGE_IDS = (
-    "DELETE FROM {message_ids} WHERE key = :key AND row_id {in_row_ids}"
-)
-_SELECT_CALL = """
-SELECT id FROM {rows} WHERE key = :key AND id <= :row_id AND role NOT IN ('tool', 'function')
-ORDER BY id + 0 DESC LIMIT 1
-"""
-_DELETE_VECTORS = (
-    "DELETE FROM {embeddings} WHERE namespace = :namespace AND id {in_ids}"
-)
-# ``remaining``: the last row up to the cursor, after the deletion; 0 if there is none.
-_SELECT_CURSORS_BEHIND = """
-SELECT reader, state, COALESCE((
-    SELECT MAX(id + 0) FROM {rows} WHERE key = :key AND id <= cursors.position
-), 0) AS remaining
-FROM {cursors} AS cursors WHERE key = :key AND position >= :first
 """
 _SELECT_LAST_IDS = """
 SELECT id FROM {rows} WHERE key = :key ORDER BY id + 0 DESC LIMIT :limit
@@ -145,81 +118,6 @@ def insert_messages(
     _store_message_ids(tx, key, rows)
     flushed = [row["data"] for row in rows if row["status"] == ARCHIVED]
     return [ChatMessage.model_validate(data) for data in flushed]
-
-
-def delete_rows(tx: Transaction, key: str, ids: Sequence[int]) -> int:
-    """Delete the rows with these ids, which are sorted, and return the number of deleted rows.
-
-    The session gets a new epoch, also without ``ids``, so that its readers read it
-    again. A cursor at or behind the first deleted row moves back, because a later row
-    may get the id of a deleted row. ``move_cursor`` says which cursors begin again.
-    """
-    count = 0
-    if ids:
-        _delete_vectors(tx, key, ids)
-        tx.execute(_DELETE_MESSAGE_IDS, key=key, row_ids=ids)
-        count = tx.execute(_DELETE_ROWS, key=key, row_ids=ids).rowcount
-        _move_cursors_back(tx, key, ids)
-    renew_session(tx, key)
-    return count
-
-
-def delete_row(tx: Transaction, key: str, row_id: int) -> LogRow | None:
-    """Delete a row of a session and return it; None if the session has no such row."""
-    for row in rows_by_id(tx, key, [row_id]):
-        delete_rows(tx, key, [row_id])
-        return row
-    tx.rollback()
-    return None
-
-
-def delete_all(tx: Transaction, key: str, statuses: Sequence[str]) -> None:
-    """Delete the rows of a session with these statuses."""
-    delete_rows(tx, key, tx.scalars(_SELECT_IDS, key=key, statuses=statuses))
-
-
-def delete_oldest(tx: Transaction, key: str, count: int) -> list[LogRow]:
-    """Delete the oldest active rows, at most ``count``, and return them."""
-    oldest = find_rows(tx, key, [ACTIVE], limit=count)
-    if oldest:
-        delete_rows(tx, key, [row.id for row in oldest])
-    return oldest
-
-
-def _delete_vectors(tx: Transaction, key: str, ids: Sequence[int]) -> None:
-    """Delete the vectors of rows; a tool's result shares the vector of its call, which comes before it."""
-    calls = tx.scalars(_SELECT_CALL, key=key, row_id=ids[0])
-    tx.execute(
-        _DELETE_VECTORS,
-        namespace=vectors_namespace(key),
-        ids=[str(row_id) for row_id in [*calls, *ids]],
-    )
-
-
-def _move_cursors_back(tx: Transaction, key: str, ids: Sequence[int]) -> None:
-    """Move the cursors at or behind the first of these deleted rows to rows that remain, or to the beginning."""
-    deleted = set(ids)
-    for cursor in tx.rows(_SELECT_CURSORS_BEHIND, key=key, first=ids[0]):
-        position = 0
-        state = cursor.state
-        # A reader whose state cannot be read begins again.
-        if isinstance(state, EncryptionError):
-            state = {}
-        if state is None or ROWS in state:
-            position = cursor.remaining
-        if state:
-            state = _without_deleted(state, deleted, position)
-        put_cursor(tx, key, cursor.reader, position, state or None)
-
-
-def _without_deleted(
-    state: dict[str, Json], deleted: set[int], position: int
-) -> dict[str, Json] | None:
-    """Return a reader's state without the entries of deleted rows; None if it says nothing then."""
-    entries = [row for row in state.get(ROWS, ()) if deleted.isdisjoint(row[:2])]
-    if entries or position:
-        return {**state, ROWS: entries}
-    return None
 
 
 def _roles_of(

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from llama_index_memory_ext.store.facts import parse_facts, put_facts
 from llama_index_memory_ext.store.lost_words import read_remaining, without_words
-from llama_index_memory_ext.store.message_rows import delete_rows
 from llama_index_memory_ext.store.owners import readers_of_facts
 from llama_index_memory_ext.store.readers import find_rows, read_turns
+from llama_index_memory_ext.store.row_deletion import delete_rows
 from llama_index_memory_ext.store.tables import ACTIVE, LAST_ID
 from llama_index_memory_ext.text.turns import ends_with_answer
 

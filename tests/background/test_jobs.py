@@ -16,8 +16,9 @@ from llama_index_memory_ext.background.failures import (
     Failure,
     seconds_until_retry,
 )
-from llama_index_memory_ext.background.jobs import JobKey, Jobs, wait_for_owner
+from llama_index_memory_ext.background.jobs import Jobs
 from llama_index_memory_ext.background.registry import JobRegistry
+from llama_index_memory_ext.background.waiting import JobKey, wait_for_owner
 from llama_index_memory_ext.blocks import LogBlock
 from tests.conversation import assistant, user
 from tests.openai_server import Message

@@ -162,7 +162,7 @@ def test_a_program_ends_with_calls_jobs_and_connections_open_and_so_does_its_chi
 
 LATE = """
 import asyncio
-from llama_index_memory_ext.background.jobs import JobKey
+from llama_index_memory_ext.background.waiting import (JobKey)
 from llama_index_memory_ext.background.registry import JobRegistry
 from llama_index_memory_ext.background.loop import run
 

@@ -22,7 +22,7 @@ from llama_index_memory_ext import (
 )
 from llama_index_memory_ext.blocks import LogBlock
 from llama_index_memory_ext.memory import writing
-from llama_index_memory_ext.memory.writing import warn_of_unused
+from llama_index_memory_ext.memory.closing import warn_of_unused
 from tests.conversation import assistant, user
 from tests.learning.learning import extractions, learner, likes, talk
 from tests.memories import OpenMemory, OpenPlainMemory

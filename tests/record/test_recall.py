@@ -460,10 +460,10 @@ async def test_a_reader_that_ends_late_takes_back_nothing_that_was_read_meanwhil
     await store.log.append("chat", [assistant("two")], len)
     later = replace(await reader.read("chat"), slides=1)
     for window, kept in ((later, later), (earlier, later)):
-        reader._keep("chat", window)
+        reader.keep("chat", window)
         assert reader.window("chat") == kept
     forgotten = replace(earlier, seen=replace(earlier.seen, epoch=7))
-    reader._keep("chat", forgotten)
+    reader.keep("chat", forgotten)
     assert reader.window("chat") == forgotten
 
 
