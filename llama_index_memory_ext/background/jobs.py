@@ -24,11 +24,7 @@ from llama_index_memory_ext.background.waiting import (
     running_jobs,
 )
 from llama_index_memory_ext.errors import NoModelError, WorkError
-from llama_index_memory_ext.events import (
-    JobFailedEvent,
-    send,
-    span,
-)
+from llama_index_memory_ext.events import JobFailedEvent, send, span
 
 # The number of keys whose failures are remembered.
 MOST_FAILURES = 1_000

@@ -26,7 +26,6 @@ running_jobs: dict[asyncio.Task[None], JobKey] = {}
 # No job of the parent ends in its child.
 at_fork(after_in_child=running_jobs.clear)
 
-
 # The owners whose last job has failed, or took longer than a question waits: no
 # question waits until a job has succeeded.
 owners_not_waited_for: Recent[tuple[str, ...], bool] = Recent(1_000)

@@ -7,14 +7,9 @@ import logging
 from functools import cache
 from typing import TYPE_CHECKING
 
-from llama_index_memory_ext.errors import (
-    SessionOwnerError,
-    StoreError,
-)
+from llama_index_memory_ext.errors import SessionOwnerError, StoreError
 from llama_index_memory_ext.memory.writing import flush
-from llama_index_memory_ext.text.turns import (
-    leaving_at_end,
-)
+from llama_index_memory_ext.text.turns import leaving_at_end
 
 if TYPE_CHECKING:
     from llama_index_memory_ext.memory.fields import MemoryFields

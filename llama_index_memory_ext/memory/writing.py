@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 
 from llama_index_memory_ext.background.failures import log_failure
-from llama_index_memory_ext.errors import (
-    StoreTimeoutError,
-)
+from llama_index_memory_ext.errors import StoreTimeoutError
 from llama_index_memory_ext.memory.runs import has_run
 from llama_index_memory_ext.record.media import has_answer_before_question
 from llama_index_memory_ext.store.rows import SessionAccess
@@ -24,11 +22,7 @@ from llama_index_memory_ext.text.entries import (
 )
 from llama_index_memory_ext.text.messages import Plan, checked_messages, redact_message
 from llama_index_memory_ext.text.tokens import LONG_CHARACTERS
-from llama_index_memory_ext.text.turns import (
-    FLUSH_EVERY_TURN,
-    count_leaving,
-    is_answer,
-)
+from llama_index_memory_ext.text.turns import FLUSH_EVERY_TURN, count_leaving, is_answer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

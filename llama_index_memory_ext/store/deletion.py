@@ -22,10 +22,7 @@ from llama_index_memory_ext.store.lost_words import (
 from llama_index_memory_ext.store.owners import readers_of_facts
 from llama_index_memory_ext.store.readers import read_turns, sessions_of_user
 from llama_index_memory_ext.store.row_deletion import delete_rows
-from llama_index_memory_ext.store.tables import (
-    WITHOUT_USER,
-    vectors_namespace,
-)
+from llama_index_memory_ext.store.tables import WITHOUT_USER, vectors_namespace
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

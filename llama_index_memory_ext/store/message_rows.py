@@ -1,4 +1,4 @@
-"""The rows of messages: inserts, archives and deletes them, with their message ids, vectors and cursors."""
+"""The rows of messages: stores and archives them, with their message ids."""
 
 from __future__ import annotations
 
@@ -10,15 +10,9 @@ from typing import TYPE_CHECKING
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 
 from llama_index_memory_ext.errors import MessageError
-from llama_index_memory_ext.store.readers import (
-    rows_by_message_id,
-)
+from llama_index_memory_ext.store.readers import rows_by_message_id
 from llama_index_memory_ext.store.rows import LogRow, messages_of
-from llama_index_memory_ext.store.tables import (
-    ACTIVE,
-    ARCHIVED,
-    Row,
-)
+from llama_index_memory_ext.store.tables import ACTIVE, ARCHIVED, Row
 from llama_index_memory_ext.text.messages import (
     ID_KEY,
     Json,

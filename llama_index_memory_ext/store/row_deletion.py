@@ -11,46 +11,32 @@ from llama_index_memory_ext.store.readers import (
     renew_session,
     rows_by_id,
 )
-from llama_index_memory_ext.store.tables import (
-    ACTIVE,
-    ROWS,
-    vectors_namespace,
-)
+from llama_index_memory_ext.store.tables import ACTIVE, ROWS, vectors_namespace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from llama_index_memory_ext.store.rows import LogRow
     from llama_index_memory_ext.store.transaction import Transaction
-    from llama_index_memory_ext.text.messages import (
-        Json,
-    )
+    from llama_index_memory_ext.text.messages import Json
 
 
 _SELECT_IDS = (
     "SELECT id FROM {rows} WHERE key = :key AND status IN :statuses ORDER BY id"
 )
-
-
 _DELETE_ROWS = "DELETE FROM {rows} WHERE key = :key AND id {in_row_ids}"
 
 
 _DELETE_MESSAGE_IDS = (
     "DELETE FROM {message_ids} WHERE key = :key AND row_id {in_row_ids}"
 )
-
-
 _SELECT_CALL = """
 SELECT id FROM {rows} WHERE key = :key AND id <= :row_id AND role NOT IN ('tool', 'function')
 ORDER BY id + 0 DESC LIMIT 1
 """
-
-
 _DELETE_VECTORS = (
     "DELETE FROM {embeddings} WHERE namespace = :namespace AND id {in_ids}"
 )
-
-
 # ``remaining``: the last row up to the cursor, after the deletion; 0 if there is none.
 _SELECT_CURSORS_BEHIND = """
 SELECT reader, state, COALESCE((
