@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from llama_index_memory_ext.store.claims import claim_session
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from llama_index_memory_ext import (
@@ -23,6 +22,7 @@ from llama_index_memory_ext import (
     StoreError,
 )
 from llama_index_memory_ext.facts.book import FactBook
+from llama_index_memory_ext.store.log import claim_session
 from llama_index_memory_ext.store.rows import ReadPosition, SessionAccess
 from llama_index_memory_ext.store.transaction import Transaction
 from tests.conversation import assistant, calling, result, sent_text, user
