@@ -253,7 +253,7 @@ class _Validation:
             category=new.reported.category,
             confidence=new.reported.confidence,
             said_as=said_as,
-            quote=place.quote,
+            quote=new.content if new.is_users_words else place.quote,
             valid_until=last_day,
             created_at=self.now,
             session_id=self.session_id if any(rows) else None,
@@ -312,8 +312,4 @@ def choose_wording(candidate: Candidate) -> Candidate:
     sentence = max(stating or place.sentences, key=closeness, default="")
     if len(tokens_in(sentence)) > _MOST_WORDS:
         sentence = place.quote[:MAX_FACT]
-    # The whole sentence is the quote of the fact.
-    start = place.text.index(sentence)
-    span = place.span._replace(start=start, end=start + len(sentence))
-    place = place._replace(span=span)
-    return candidate._replace(content=sentence, place=place, is_users_words=True)
+    return candidate._replace(content=sentence, is_users_words=True)

@@ -127,6 +127,12 @@ def test_the_closest_sentence_of_the_quote_is_stored() -> None:
     assert fact.content == "I keep bees"
 
 
+def test_a_quote_that_speaks_only_in_part_to_the_assistant_is_stored() -> None:
+    """Also if the closest sentence is the part that does."""
+    said = "I teach in a village. You write so well about rivers!"
+    assert stored("Admires the rivers", said) == "You write so well about rivers!"
+
+
 def test_the_users_words_that_are_known_are_not_stored_twice() -> None:
     known = Fact(content=BEES)
     new = {"content": "Keeps forty bees", "quote": "I keep bees", "confidence": 0.9}
