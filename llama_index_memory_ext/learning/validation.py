@@ -111,7 +111,7 @@ def validate_reply(
             fact ends.
     """
     validation = _Validation(
-        Source(lines, context, tool_text, now.date(), [*known_facts, *active]),
+        Source(lines, context, tool_text, [*known_facts, *active]),
         known_facts,
         now,
         session_id,
@@ -245,7 +245,7 @@ class _Validation:
         last_day = None
         if tells_past(new.content, place.sentences):
             said_as = "past"
-            last_day = self.source.said_on - timedelta(days=1)
+            last_day = self.now.date() - timedelta(days=1)
         quoted = self.source.quoted_lines(place)
         rows = tuple(self.source.lines[i].row_id for i in quoted)
         return Fact(
@@ -298,11 +298,7 @@ def choose_wording(candidate: Candidate) -> Candidate:
     words = source.words_at(place)
     names = f"{source.conversation_text}\n{source.facts_text}"
     is_no = bool(question) and denies(place.text)
-    if (
-        statement
-        and not is_no
-        and not says_more(statement, words, names, source.said_on)
-    ):
+    if statement and not is_no and not says_more(statement, words, names):
         return candidate._replace(content=statement)
     if question:
         answer = f'Asked "{question}", the user said "{place.text.strip()}".'
