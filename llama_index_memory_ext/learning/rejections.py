@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index_memory_ext.checks.clauses import (
-    is_about_stranger,
     is_small_talk,
     is_taken_back,
     speaks_to_listener,
@@ -211,7 +210,7 @@ def reject_unstated(candidate: Candidate) -> Rejection | None:
 
 
 def reject_others(candidate: Candidate) -> Rejection | None:
-    """Reject a fact about the listener, an invented person, or a person whom the words do not name."""
+    """Reject a fact about the listener or an invented person."""
     content = candidate.content
     sentences = candidate.place.sentences
     words = " ".join(sentences)
@@ -220,8 +219,6 @@ def reject_others(candidate: Candidate) -> Rejection | None:
     is_to_listener = is_name or all(map(speaks_to_listener, sentences))
     if is_to_listener and not candidate.question:
         return Rejection("other", "It is about the assistant, or about a text.")
-    if candidate.is_users_words and is_about_stranger(sentences):
-        return Rejection("other", "It is about another person, and does not say who.")
     return None
 
 
