@@ -94,7 +94,7 @@ def numbers_in(text: str) -> frozenset[str]:
 
 
 def new_names(statement: str, words: str) -> set[str]:
-    """Return the names of a statement that the words do not have.
+    """Return the names of a statement that the words do not have in any form.
 
     A name is a word with a capital within a sentence, or a word with a sign such as "_"
     or "@" in it.
@@ -103,8 +103,13 @@ def new_names(statement: str, words: str) -> set[str]:
     ['Bob']
     """
     plain_words = comparable(words)
-    names = phrases("clauses", "name").findall(statement)
-    return {name for name in names if comparable(name) not in plain_words}
+    names = set()
+    for name in phrases("clauses", "name").findall(statement):
+        # Related words are not enough: "June" is related to "May".
+        is_form = name.isalpha() and shares_word(name, words)
+        if not is_form and comparable(name) not in plain_words:
+            names.add(name)
+    return names
 
 
 # ---- words and clauses ----
