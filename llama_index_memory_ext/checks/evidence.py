@@ -21,7 +21,6 @@ from llama_index_memory_ext.words.tokens import keywords, shared
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from datetime import date
 
     from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.text.turns import Utterance
@@ -75,7 +74,6 @@ class Source:
         lines: The messages that facts may quote.
         context: The messages right before the lines.
         tool_text: The texts of tools and pages.
-        said_on: The day of the conversation.
         stored_facts: The known facts, and all other present and pending facts; their names
             count as said.
     """
@@ -83,7 +81,6 @@ class Source:
     lines: Sequence[Utterance]
     context: Sequence[Utterance]
     tool_text: str
-    said_on: date
     stored_facts: Sequence[Fact]
 
     @cached_property

@@ -249,7 +249,7 @@ def reject_addition(candidate: Candidate) -> Rejection | None:
     words = source.words_at(candidate.place)
     if script_of(content) == "other" or is_translation(content, words):
         return None
-    if not says_more(content, words, source.facts_text, source.said_on):
+    if not says_more(content, words, source.facts_text):
         return None
     return Rejection("not_the_users_words", "It says more than the user did.")
 

@@ -111,7 +111,7 @@ def validate_reply(
             fact ends.
     """
     validation = _Validation(
-        Source(lines, context, tool_text, now.date(), [*known_facts, *active]),
+        Source(lines, context, tool_text, [*known_facts, *active]),
         known_facts,
         now,
         session_id,
@@ -245,7 +245,7 @@ class _Validation:
         last_day = None
         if tells_past(new.content, place.sentences):
             said_as = "past"
-            last_day = self.source.said_on - timedelta(days=1)
+            last_day = self.now.date() - timedelta(days=1)
         quoted = self.source.quoted_lines(place)
         rows = tuple(self.source.lines[i].row_id for i in quoted)
         return Fact(
@@ -253,7 +253,7 @@ class _Validation:
             category=new.reported.category,
             confidence=new.reported.confidence,
             said_as=said_as,
-            quote=place.quote,
+            quote=new.content if new.is_users_words else place.quote,
             valid_until=last_day,
             created_at=self.now,
             session_id=self.session_id if any(rows) else None,
@@ -298,11 +298,7 @@ def choose_wording(candidate: Candidate) -> Candidate:
     words = source.words_at(place)
     names = f"{source.conversation_text}\n{source.facts_text}"
     is_no = bool(question) and denies(place.text)
-    if (
-        statement
-        and not is_no
-        and not says_more(statement, words, names, source.said_on)
-    ):
+    if statement and not is_no and not says_more(statement, words, names):
         return candidate._replace(content=statement)
     if question:
         answer = f'Asked "{question}", the user said "{place.text.strip()}".'
@@ -312,8 +308,4 @@ def choose_wording(candidate: Candidate) -> Candidate:
     sentence = max(stating or place.sentences, key=closeness, default="")
     if len(tokens_in(sentence)) > _MOST_WORDS:
         sentence = place.quote[:MAX_FACT]
-    # The whole sentence is the quote of the fact.
-    start = place.text.index(sentence)
-    span = place.span._replace(start=start, end=start + len(sentence))
-    place = place._replace(span=span)
-    return candidate._replace(content=sentence, place=place, is_users_words=True)
+    return candidate._replace(content=sentence, is_users_words=True)

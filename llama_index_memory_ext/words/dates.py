@@ -6,7 +6,7 @@ import re
 import unicodedata
 from calendar import monthrange
 from datetime import date, timedelta
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from llama_index_memory_ext.words import (
@@ -18,16 +18,13 @@ from llama_index_memory_ext.words import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
 
 MONTHS = str.split(
     "January February March April May June July August September October November December"
 )
 WEEKDAYS = str.split("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
-# English and German write months and weekdays with a capital, which sets "May" apart from
-# "may".
-_CAPITALISED = frozenset({"en", "de"})
 # "The 20s" are 2020, and "the 30s" 1930.
 _LAST_DECADE = 20
 _DECADE_ENDS = ("s", "er", "代")
@@ -40,19 +37,11 @@ _VERB_MAY = r"(?<!\d )(?<!\b(?:in|of) )(?<!\blast )(?<!\bsince )(?:\bmay\b|(?<![
 
 
 class Day(NamedTuple):
-    """A date or a part of it; an unknown part is None. Weekdays count from Monday, 0."""
+    """A date or a part of it; an unknown part is None."""
 
     year: int | None = None
     month: int | None = None
     day: int | None = None
-    weekday: int | None = None
-
-
-# The months and the weekdays, as the lists of names have them.
-_NAMED_DAYS = [
-    *(Day(month=number) for number in range(1, len(MONTHS) + 1)),
-    *(Day(weekday=number) for number in range(len(WEEKDAYS))),
-]
 
 
 class DateMention(NamedTuple):
@@ -78,28 +67,28 @@ class EnglishDays(NamedTuple):
 
 
 class _Names(NamedTuple):
-    """A pattern of the names of months and weekdays, and the month or weekday of each name."""
+    """A pattern of the names of months, and the number of the month of each name."""
 
     pattern: re.Pattern[str]
-    days: dict[str, Day]
+    months: dict[str, int]
 
 
 # Cached, because each sentence of a text is compared with the same source, and many
 # lines of an index have the same day.
 @lru_cache(maxsize=256)
-def dates_in(text: str, code: str = "en") -> tuple[DateMention, ...]:
-    """Return the dates that a text names in digits, and in words of English, German and the language of a code.
+def dates_in(text: str) -> tuple[DateMention, ...]:
+    """Return the dates that a text names in digits, and in words of English and German.
 
     No two dates overlap.
 
     >>> [mention.readings for mention in dates_in("On 8 May, not on 2026-05-09")]
-    [(Day(year=None, month=5, day=8, weekday=None),), (Day(year=2026, month=5, day=9, weekday=None),)]
+    [(Day(year=None, month=5, day=8),), (Day(year=2026, month=5, day=9),)]
     """
     patterns = [
         phrases("calendar", "numeric"),
         phrases("calendar", "chinese"),
         phrases("calendar", "pair"),
-        _names(code).pattern,
+        _names().pattern,
         phrases("calendar", "year"),
         phrases("calendar", "decade"),
     ]
@@ -109,14 +98,14 @@ def dates_in(text: str, code: str = "en") -> tuple[DateMention, ...]:
     for date_pattern in patterns:
         for match in date_pattern.finditer(text):
             start, end = match.span()
-            readings = _readings(match, code)
+            readings = _readings(match)
             if readings and not any(is_read[start:end]):
                 is_read[start:end] = bytes([1]) * (end - start)
                 mentions.append(DateMention(readings, start, end))
     return tuple(sorted(mentions, key=lambda mention: mention.start))
 
 
-def _readings(match: re.Match[str], code: str) -> tuple[Day, ...]:
+def _readings(match: re.Match[str]) -> tuple[Day, ...]:
     """Return the days that a match can mean; none for a day that no month has, unless its month is named."""
     parts = match.groupdict()
     if parts.get("decade"):
@@ -125,7 +114,7 @@ def _readings(match: re.Match[str], code: str) -> tuple[Day, ...]:
     year = _number(parts, "y")
     day = _number(parts, "d")
     if parts.get("name"):
-        return _named_readings(parts["name"], year, day, code)
+        return _named_readings(parts["name"], year, day)
     if "a" not in parts:
         readings = [Day(year, _number(parts, "m"), day)]
     else:
@@ -146,17 +135,11 @@ def _number(parts: dict[str, str], name: str) -> int | None:
     return None
 
 
-def _named_readings(
-    name: str, year: int | None, day: int | None, code: str
-) -> tuple[Day, ...]:
-    named = _names(code).days[name.lower()]
-    is_weekday = named.weekday is not None
-    is_alone = is_weekday or not (day or year)
-    if is_alone and code in _CAPITALISED and name[0].islower():
+def _named_readings(name: str, year: int | None, day: int | None) -> tuple[Day, ...]:
+    # The verb "may" has no capital, and no number beside it.
+    if name[0].islower() and not (day or year):
         return ()
-    if is_weekday:
-        return (named,)
-    return (Day(year, named.month, day),)
+    return (Day(year, _names().months[name.lower()], day),)
 
 
 def _exists(day: Day) -> bool:
@@ -165,24 +148,18 @@ def _exists(day: Day) -> bool:
     return period is not None and day.month != 0
 
 
-@lru_cache(maxsize=16)
-def _names(code: str) -> _Names:
-    """Return the names of months and weekdays in a language, English and German."""
-    lists = word_lists("calendar")
-    days: dict[str, Day] = {}
-    for line_code, *foreign_names in lists["foreign"]:
-        if line_code == code:
-            days.update(zip(foreign_names, _NAMED_DAYS, strict=False))
-    for names, day in zip(
-        lists["months"] + lists["weekdays"], _NAMED_DAYS, strict=True
-    ):
-        days.update(dict.fromkeys(names, day))
-    either = "|".join(sorted(map(re.escape, days), key=len, reverse=True))
+@cache
+def _names() -> _Names:
+    """Return the names of months in English and German."""
+    months: dict[str, int] = {}
+    for month, names in enumerate(word_lists("calendar")["months"], 1):
+        months.update(dict.fromkeys(names, month))
+    either = "|".join(sorted(map(re.escape, months), key=len, reverse=True))
     name_pattern = re.compile(
         rf"(?:(?<![\d.:])(?P<d>[0-3]?\d)(?:st|nd|rd|th|\.)? (?:of )?)?\b(?P<name>(?i:{either}))\b\.?"
         rf"(?: (?P<d2>[0-3]?\d)(?:st|nd|rd|th)?\b(?![.:]?\d))?(?:,? (?:of )?(?P<y>(?:19|20)\d\d)\b)?"
     )
-    return _Names(name_pattern, days)
+    return _Names(name_pattern, months)
 
 
 def period_of(day: Day, today: date | None = None) -> Period | None:
@@ -219,113 +196,40 @@ def relative_periods(text: str, today: date) -> Iterator[Period]:
     >>> next(relative_periods("what did we use last year?", date(2026, 11, 20))).start
     datetime.date(2025, 1, 1)
     """
-    yield from _distant_periods("ago", text, today, -1)
-    yield from _neighbouring_periods("last", text, today, -1)
+    yield from _distant_periods(text, today)
+    yield from _last_periods(text, today)
 
 
-def _distant_periods(
-    section: str, text: str, today: date, sign: int
-) -> Iterator[Period]:
-    """Yield the periods of so many days, weeks, months or years before or after today."""
-    for match in phrases("calendar", section).finditer(text):
+def _distant_periods(text: str, today: date) -> Iterator[Period]:
+    """Yield the periods of so many days, weeks, months or years ago."""
+    for match in phrases("calendar", "ago").finditer(text):
         number, unit = filter(None, match.groups())
         count = int(number) if number.isdecimal() else line_of(number, "numbers")
         if count in range(1, 100):
             days = _UNIT_DAYS[line_of(unit, "units") - 1]
-            middle = today + timedelta(days=sign * count * days)
+            middle = today - timedelta(days=count * days)
             half = timedelta(days=days // 2)
             yield Period(middle - half, middle + half)
 
 
-def _neighbouring_periods(
-    section: str, text: str, today: date, sign: int
-) -> Iterator[Period]:
-    """Yield the day, week, month or year before or after today's, such as yesterday and next year."""
-    for match in phrases("calendar", section).finditer(text):
+def _last_periods(text: str, today: date) -> Iterator[Period]:
+    """Yield the day, week, month or year before today's, such as yesterday and last year."""
+    for match in phrases("calendar", "last").finditer(text):
         parts = match.groupdict()
         unit = parts["unit"] or (match.lastgroup or "day").partition("_")[0]
-        count = 2 * sign if parts.get("year_before") else sign
+        count = 2 if parts.get("year_before") else 1
         days = _UNIT_DAYS[line_of(unit, "units") - 1]
         if days > _WEEK_DAYS:
-            day = Day(today.year + count)
+            day = Day(today.year - count)
             if days == _MONTH_DAYS:
-                months = 12 * today.year + today.month - 1 + count
+                months = 12 * today.year + today.month - 1 - count
                 day = Day(months // 12, months % 12 + 1)
             yield from filter(None, [period_of(day)])
         else:
-            first = today + timedelta(days=count * days)
+            first = today - timedelta(days=count * days)
             if days == _WEEK_DAYS:
                 first -= timedelta(days=today.weekday())
             yield Period(first, first + timedelta(days=days - 1))
-
-
-def without_dates(text: str, code: str = "en") -> str:
-    """Return a text with a space for each date.
-
-    >>> without_dates("Has 3 exams in May 2026")
-    'Has 3 exams in  '
-    """
-    for mention in reversed(dates_in(text, code)):
-        text = f"{text[: mention.start]} {text[mention.end :]}"
-    return text
-
-
-def unsaid_dates(
-    statement: str, words: str, said_on: date, code: str = "en"
-) -> list[DateMention]:
-    """Return the dates of a statement that its source neither names nor means, as "tomorrow" does.
-
-    ``words`` is the source, said on the day ``said_on``. This day counts as named.
-
-    >>> [mention.start for mention in unsaid_dates("Flies on 2025-11-21", "I fly tomorrow", date(2025, 11, 20))]
-    []
-    """
-    said_days: list[Day] = []
-    for mention in dates_in(words, code):
-        said_days += mention.readings
-    plain = words.casefold()
-    periods = [
-        Period(said_on, said_on),
-        *relative_periods(plain, said_on),
-        *_distant_periods("in", plain, said_on, 1),
-        *_neighbouring_periods("next", plain, said_on, 1),
-    ]
-    return [
-        mention
-        for mention in dates_in(statement, code)
-        if not any(
-            _is_said(day, said_days, periods, said_on) for day in mention.readings
-        )
-    ]
-
-
-def _is_said(
-    day: Day, said_days: Sequence[Day], periods: Sequence[Period], said_on: date
-) -> bool:
-    if any(_agree(day, said_day, said_on) for said_day in said_days):
-        return True
-    period = period_of(day, said_on)
-    return period is not None and any(
-        period.start <= said_period.end and said_period.start <= period.end
-        for said_period in periods
-    )
-
-
-def _agree(day: Day, said_day: Day, said_on: date) -> bool:
-    """Return whether each known part of a day is also in a day that was said.
-
-    A day that was said without a year agrees with the year before, of, and after
-    ``said_on``.
-    """
-    if said_day.year is None and day.year and abs(day.year - said_on.year) <= 1:
-        said_day = said_day._replace(year=day.year)
-    period = period_of(said_day) if said_day.day else None
-    if period:
-        said_day = said_day._replace(weekday=period.start.weekday())
-    return all(
-        part is None or part == said_part
-        for part, said_part in zip(day, said_day, strict=True)
-    )
 
 
 def line_of(word: str, section: str) -> int:

@@ -127,6 +127,12 @@ def test_the_closest_sentence_of_the_quote_is_stored() -> None:
     assert fact.content == "I keep bees"
 
 
+def test_a_quote_that_speaks_only_in_part_to_the_assistant_is_stored() -> None:
+    """Also if the closest sentence is the part that does."""
+    said = "I teach in a village. You write so well about rivers!"
+    assert stored("Admires the rivers", said) == "You write so well about rivers!"
+
+
 def test_the_users_words_that_are_known_are_not_stored_twice() -> None:
     known = Fact(content=BEES)
     new = {"content": "Keeps forty bees", "quote": "I keep bees", "confidence": 0.9}
@@ -158,10 +164,8 @@ def test_the_users_words_are_checked_as_a_statement_is(said: str, content: str) 
         ("My address is Ann@example.com", "Has the address ann@example.com"),
         ("I use my_tool.py in /opt/bin", "Uses my_tool.py in /opt/bin"),
         ("My brother Tom is a pilot", "Brother Tom is a pilot"),
-        ("I live with my mom", "Lives with Mother"),
+        ("I live with my mom", "Lives with mother"),
         ("I have three cats", "Has 3 cats"),
-        ("I moved last month", "Moved in October 2025"),
-        ("I fly tomorrow", "Flies on 2025-11-21"),
         ("Vivo en Cádiz con mi hermano.", "Vive en Cádiz"),
         ("Ich esse kein Fleisch", "Isst kein Fleisch"),
         ("Non mangio carne.", "Non mangia carne"),
@@ -183,7 +187,8 @@ def test_other_forms_of_what_was_said_add_nothing(said: str, content: str) -> No
         ("I live in Rome", "Lives in Rome with Bob"),
         ("I write often", "Often writes to a@b.example"),
         ("I write often", "Often calls sendMail"),
-        ("I fly tomorrow", "Flies on 2025-11-22"),
+        ("I fly tomorrow", "Flies on 2025-11-21"),
+        ("My exam is on Monday", "Has an exam on Tuesday"),
         ("My birthday is in May", "Has a birthday in June"),
         ("It is a lie that I smoke", "Smokes"),
         ("Es stimmt nicht, dass ich in Wien wohne.", "Wohnt in Wien"),

@@ -103,8 +103,8 @@ def test_a_value_is_counted_with_all_that_is_in_it() -> None:
     ["I like green tea " * 120, "I like green tea, " + "as my mother does " * 8],
 )
 def test_a_quote_that_is_longer_than_the_messages_is_not_found(quote: str) -> None:
-    assert Source(SAID, (), "", NOW.date(), ()).find(quote) is None
+    assert Source(SAID, (), "", ()).find(quote) is None
 
 
 def test_a_quote_in_the_third_person_may_be_longer_than_its_message() -> None:
-    assert Source(SAID, (), "", NOW.date(), ()).find("They like green tea.")
+    assert Source(SAID, (), "", ()).find("They like green tea.")

@@ -215,19 +215,6 @@ def test_the_assistants_words_and_our_tags_translate_nothing(
     assert outcome.rejections.keys() <= {"quote_not_found", "not_the_users_words"}
 
 
-def test_a_relative_date_may_be_worked_out_from_the_day_of_the_conversation() -> None:
-    moved = new(
-        "Moved to Berlin in October 2025", quote="We moved to Berlin last month"
-    )
-    assert kept(gated(moved)) != []
-    said = "We moved to Berlin last month."
-    assert kept(gated(moved, now=datetime(2031, 1, 1, tzinfo=timezone.utc))) == [said]
-    later = new(
-        "Moved to Berlin in October 2030", quote="We moved to Berlin last month"
-    )
-    assert kept(gated(later)) == [said]
-
-
 def test_a_fact_that_is_known_is_confirmed_and_not_stored_again() -> None:
     """Also one that the model was not shown; but one that was retired is new."""
     for options in ({}, {"known": (), "active": [PYTEST]}):

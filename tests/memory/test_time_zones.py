@@ -33,10 +33,8 @@ from llama_index_memory_ext.text.messages import in_zone
 from llama_index_memory_ext.text.parts import TODAY_HEADING
 from llama_index_memory_ext.text.turns import Utterance
 from llama_index_memory_ext.words.dates import (
-    DateMention,
     Period,
     period_asked,
-    unsaid_dates,
 )
 from tests.conversation import assistant, sent_text, user
 from tests.memories import OpenMemory
@@ -99,14 +97,6 @@ def moments(draw: st.DrawFn) -> tuple[ZoneInfo, datetime]:
 
 
 @cache
-def unproven_dates(said_on: date) -> list[DateMention]:
-    """The dates of a fact that do not follow from "yesterday", "today" and "tomorrow"; reading them takes long."""
-    said = "I came to Oslo yesterday, I am in Bergen today, and I fly to Rome tomorrow."
-    days = [str(said_on + timedelta(days=shift)) for shift in (-1, 0, 1)]
-    return unsaid_dates(f"In Oslo, Bergen, Rome: {', '.join(days)}", said, said_on)
-
-
-@cache
 def yesterday_asked(today: date) -> Period | None:
     """The period of a question about yesterday: of the days only, and so read once for each."""
     return period_asked("Where was I yesterday?", today)
@@ -153,9 +143,6 @@ def test_today_yesterday_and_tomorrow_are_days_of_the_user(
     (said_at,) = times_of([row], zone)
     assert said_at is not None
     assert said_at.date() == today
-    # To read dates takes long, and only the day counts: two days of each month.
-    if today.day <= 2:
-        assert unproven_dates(today) == []
     assert f"{today:%A, %Y-%m-%d}" in extraction_prompt_of(said_at.date())
     # A fact that is true until today holds all day, and keeps its day when it is read again.
     fact = Fact(content="Likes tea", created_at=said_at, valid_until=today)
