@@ -18,9 +18,9 @@ ELSEWHERE = {
     "LICENSE": "LICENSE",
 }
 # A cell of a table, the code in it, and the signs behind which a name may go on in the next line.
-CELL = re.compile(r"<td[^>]*>.*?</td>", re.DOTALL)
+CELL = re.compile(r"<(t[dh])\b[^>]*>.*?</\1>", re.DOTALL)
 CODE = re.compile(r"(?<=<code>)[^<]+(?=</code>)")
-JOINTS = re.compile(r"(?<=[a-z\d])(?:[_.=/,(\[]|(?=[A-Z]))(?=\S)")
+JOINTS = re.compile(r"(?<=[a-z\d])(?:[_.=/,:@+(\[]|(?=[A-Z]))(?=\S)|(?<=[A-Z])_(?=\S)")
 OPTION = re.compile(r"<code>(?=--[a-z-]+</code>)")
 HELP = ".ci/command_line.py utils docs --name llama-index-memory"
 

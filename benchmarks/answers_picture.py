@@ -1,6 +1,6 @@
 """The picture of the README: right answers against the tokens of a prompt.
 
-``figures.py`` writes it as SVG. ``tests/test_pictures.py`` looks whether its texts fit.
+``figures.py`` writes it as SVG. ``.ci/tests/test_pictures.py`` checks that its texts fit.
 """
 
 from __future__ import annotations

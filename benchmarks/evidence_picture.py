@@ -24,6 +24,7 @@ _BEGINNING = """\
 aria-label="{about}">
   <style>
     text {{ font: 15px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; fill: #1f2328; }}
+    text {{ stroke: #ffffff; stroke-width: 5px; stroke-linejoin: round; paint-order: stroke; }}
     .head {{ font-size: 19px; font-weight: 600; }}
     .small {{ font-size: 15px; fill: #59636e; }}
     .page {{ fill: #ffffff; stroke: #d1d9e0; }}
@@ -31,7 +32,7 @@ aria-label="{about}">
     .theirs {{ fill: #59636e; }}
     .line {{ stroke: #d1d9e0; fill: none; }}
     @media (prefers-color-scheme: dark) {{
-      text {{ fill: #e6edf3; }}
+      text {{ fill: #e6edf3; stroke: #0d1117; }}
       .small {{ fill: #9198a1; }}
       .page {{ fill: #0d1117; stroke: #3d444d; }}
       .ours {{ fill: #58a6ff; }}

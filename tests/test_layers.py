@@ -22,55 +22,81 @@ PACKAGE = Path(llama_index_memory_ext.__file__).parent
 ROOT = Path(__file__).parents[1]
 # A file imports from the levels below its own, and from files behind a ">" in its own folder; from no neighbour.
 # "." is the package itself, and "---" divides the levels. A line that ends with ">" goes on in the next one.
+# A line with "#" says what the files below it do.
 PICTURE = """\
-.           __main__                                                      # the command, also without the extra
+# the command; without the extra `cli`, only its demo
+.           __main__
 ---
-apps/cli    serve > data deletion facts > app                             # the commands
+# the commands
+apps/cli    serve > data deletion facts > app
 ---
-apps        demo mcp                                                      # the demo, and a server for other programs
-apps/inspector server > views > actions > pages                           # pages about a database, for a browser
+# the demo, and the server for MCP clients
+apps        demo mcp
+# the inspector: pages about a database, for a browser
+apps/inspector server > views > actions > pages
 ---
-apps/cli    __init__                                                      # words for people
+# errors and output of the commands
+apps/cli    __init__
 ---
-.           __init__                                                      # the public names
+# the public names
+.           __init__
 ---
-agents      tools > retriever > contexts                                  # memory as an agent's tools
+# the memory as tools, as a retriever, and in a workflow's context
+agents      tools > retriever > contexts
 ---
-memory      preview > condensed_memory > backfill closing moving prompt stats > writing >
-            runs > fields > settings > search template                 # preset
+# CondensedMemory: stores messages, and makes the prompt
+memory      preview > condensed_memory > backfill closing moving prompt
+            stats > writing > runs > fields > settings > search template
 ---
-blocks      record facts > learning limits log_end                        # the doors for LlamaIndex
+# the two blocks that LlamaIndex calls: the record and the facts
+blocks      record facts > learning limits log_end
 ---
-record      summary unread > cuts media recall > reader > index > window cache_points >
-            sticky text                                                   # within the limit
+# reads the record, recalls messages, summarizes, marks for caches
+record      summary unread > cuts media recall > reader > index >
+            window cache_points > sticky text
+# learns facts: plans a request, checks the reply, stores facts
 learning    extractor > changes endings request > batch validation >
-            progress > rejections                                         # how facts are learned
+            progress > rejections
 ---
-facts       book > filters user_facts explanation > history ranking > concern lines # how facts are kept and ranked
+# lists, changes and ranks facts
+facts       book > filters user_facts explanation > history ranking >
+            concern lines
 ---
-checks      comparison evidence > clauses > quotes secrets                # the words behind a fact, read and compared
+# compares a statement with the user's words
+checks      comparison evidence > clauses > quotes secrets
 ---
-blocks      __init__                                                      # what both blocks share: they read one log
-learning    prompt report > budget reply > categories                     # what a model is asked, and its answer
+# what both blocks share
+blocks      __init__
+# what the model that learns facts is asked, and its reply
+learning    prompt report > budget reply > categories
 ---
+# the tables of the database, and each transaction on them
 store       __init__ > deletion retention vacuum log sessions links >
-            message_rows row_deletion owners facts lost_words vectors > readers > rows >
-            database > marks versions > transaction > address cache schema >
-            encryption tables                                             # tables, rows, keys
-search      embeddings > tfidf                                            # how similar two texts are
-formats     __init__ > layouts                                  # messages of other programs, as JSON
+            message_rows row_deletion owners facts lost_words vectors >
+            readers > rows > database > marks versions > transaction >
+            address cache schema > encryption tables
+# the similarity of two texts, by words and by meaning
+search      embeddings > tfidf
+# messages of other programs, as JSON
+formats     __init__ > layouts
 ---
-.           agent_view fact                                               # a fact; which facts an agent sees
-models      any_openai > caching_openai local_embeddings offline > ask    # how a model is asked
+# a fact, and which facts an agent sees
+.           agent_view fact
+# calls to a model; models of this package
+models      any_openai > caching_openai local_embeddings offline > ask
 ---
-text        trim > limits > entries turns > messages parts > tokens       # messages as text, counted and cut
+# messages as text: tokens, limits, trimming
+text        trim > limits > entries turns > messages parts > tokens
 ---
-words       tokens > asking dates pronouns > __init__                     # words
+# words of languages: forms, dates, pronouns, questions
+words       tokens > asking dates pronouns > __init__
 ---
+# background jobs, threads and locks
 background  registry > jobs threads > failures waiting loop > recent >
-            locks                                                         # threads, and work that no answer waits for
+            locks
 ---
-.           settings > errors events                                      # what all of it uses
+# errors, events and checks of settings, for all files
+.           settings > errors events
 """
 FILES = {str(path.relative_to(PACKAGE)): path for path in PACKAGE.rglob("*.py")}
 MODULES = {
