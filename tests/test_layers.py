@@ -45,8 +45,8 @@ apps/cli    __init__
 agents      tools > retriever > contexts
 ---
 # CondensedMemory: stores messages, and makes the prompt
-memory      preview > condensed_memory > backfill closing moving prompt
-            stats > writing > runs > fields > settings > search template
+memory      preview > condensed_memory > backfill closing moving prompt stats >
+            writing > runs > fields > settings > search template
 ---
 # the two blocks that LlamaIndex calls: the record and the facts
 blocks      record facts > learning limits log_end
