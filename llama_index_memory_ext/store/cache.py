@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
 
 # All stores of a process keep at most so many messages and facts, of about 4 kB each,
-# unless one session has more. A session or a user alone counts as 50.
+# and beside a session with more as many again. A session or a user alone counts as 50.
 MOST_KEPT = 50_000
 _SIZE_OF_NAME = 50
 
@@ -25,10 +25,11 @@ _uses = count()
 
 @dataclass
 class _Kept:
-    """The values of a session or user by their settings, the size of each, and the number of the last use."""
+    """The values of a session or user by their settings, their sizes, and the number of the last use."""
 
     values: dict[Hashable, Any] = field(default_factory=dict)
     sizes: dict[Hashable, int] = field(default_factory=dict)
+    size: int = _SIZE_OF_NAME
     last_use: int = 0
 
 
@@ -37,7 +38,8 @@ class StoreCache:
 
     A value belongs to the name of a session or user, and to the settings of the
     memories that share it. The names of all stores that were used last are kept while
-    they have at most ``MOST_KEPT`` messages and facts together.
+    they have at most ``MOST_KEPT`` messages and facts together. A session that has more
+    alone does not count, or each use of another name would drop it.
     """
 
     def __init__(self) -> None:
@@ -52,6 +54,11 @@ class StoreCache:
         for values in self._kept.values():
             return values.last_use
         return float("inf")
+
+    @property
+    def largest(self) -> int:
+        """The size of the name with the most messages and facts; 0 if there is none."""
+        return max((named.size for named in self._kept.values()), default=0)
 
     def get(self, name: str, settings: Hashable) -> Any:
         """Return the value of a session or user for these settings, which counts as a use; None if there is none."""
@@ -70,13 +77,16 @@ class StoreCache:
                 self._kept[name] = _Kept()
                 self.size += _SIZE_OF_NAME
             named = self._use(name)
-            self.size += size - named.sizes.get(settings, 0)
+            growth = size - named.sizes.get(settings, 0)
+            self.size += growth
+            named.size += growth
             named.values[settings] = value
             named.sizes[settings] = size
             while size_of_caches() > MOST_KEPT:
-                oldest = min(_caches, key=lambda cache: cache.oldest_use)
-                if oldest.oldest_use == named.last_use:
+                largest = max(cache.largest for cache in _caches)
+                if largest > MOST_KEPT >= size_of_caches() - largest:
                     return
+                oldest = min(_caches, key=lambda cache: cache.oldest_use)
                 oldest.drop_oldest()
 
     def drop_oldest(self) -> None:
@@ -89,7 +99,7 @@ class StoreCache:
             for name in names:
                 named = self._kept.pop(name, None)
                 if named is not None:
-                    self.size -= _SIZE_OF_NAME + sum(named.sizes.values())
+                    self.size -= named.size
 
     def clear(self) -> None:
         """Drop all values."""

@@ -56,19 +56,24 @@ def test_names_that_were_used_last_stay_over_all_stores(set_bound: SetBound) -> 
     assert second.get("d", "index") == "d"
 
 
-def test_a_name_that_is_larger_than_the_bound_is_kept_alone(
+def test_a_name_that_is_larger_than_the_bound_stays_while_it_is_used(
     set_bound: SetBound,
 ) -> None:
+    """A turn of a long session uses the facts of its user, too, and dropped the index of the session each time."""
     cache = StoreCache()
     set_bound(200)
-    cache.put("a", "index", "a", 10)
-    cache.put("large", "index", "large", 1_000)
-    cache.put("large", "window", "large", 1_000)
-    assert cache.get("a", "index") is None
-    assert cache.get("large", "index") == "large"
-    cache.put("b", "index", "b", 10)
-    assert cache.get("large", "index") is None
-    assert cache.get("b", "index") == "b"
+    for turn in range(10):
+        assert cache.get("long", "index") == ("long" if turn else None)
+        cache.put("long", "index", "long", 1_000)
+        cache.put("ann", "facts", "facts", 10)
+    for name in ("b", "c", "d"):
+        cache.put(name, "index", name, 10)
+        assert cache.get("long", "index") == "long"
+    assert cache.get("ann", "facts") is None
+    assert cache.get("d", "index") == "d"
+    cache.put("longer", "index", "longer", 2_000)
+    assert cache.get("long", "index") is None
+    assert cache.get("longer", "index") == "longer"
 
 
 def test_the_size_follows_what_is_put_and_dropped() -> None:
