@@ -210,6 +210,8 @@ async def test_a_session_without_a_user_and_its_copy_have_facts_of_their_own(
     await copy.aflush()
     assert await contents(copy) == ["Likes rain", "Likes tea"]
     assert await contents(memory) == ["Likes tea"]
+    await copy.aforget()
+    assert await contents(memory) == ["Likes tea"]
 
 
 def summarising(messages: list[Message], tools: list[str]) -> Message:
