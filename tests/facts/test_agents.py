@@ -234,20 +234,22 @@ async def test_what_an_agent_learns_is_its_own_and_each_agent_reads_the_session(
     assert sorted(str(fact.agent_id) for fact in everyones) == ["None", "a", "b", "b"]
 
 
-async def test_what_takes_the_place_of_a_shared_fact_is_shared(
-    store: MemoryStore, start_model: StartModel
+@pytest.mark.parametrize("owner", [None, "a"])
+async def test_what_takes_the_place_of_a_fact_is_shared_if_the_fact_was(
+    store: MemoryStore, start_model: StartModel, owner: str | None
 ) -> None:
-    """Or the other agents would know nothing of it any more."""
+    """Otherwise other agents would lose a shared fact, or read what one agent keeps to itself."""
     rome = {**fact_of("Lives in Rome", "I moved to Rome"), "label": "new"}
     liked = fact_of("Likes Rome", "I like Rome")
     gone = {"number": 1, "quote": "I moved to Rome", "replaced_by": "new"}
     llm, _ = start_model(knowing(rome, liked, gone))
     a, b = on(store, llm=llm, **BOTH_A), on(store, **BOTH_B)
-    await b.facts.aadd("Lives in Oslo", agent_id=None)
-    assert await contents(b) == ["Lives in Oslo"]
+    await a.facts.aadd("Lives in Oslo", agent_id=owner)
+    is_shared = owner is None
+    assert await contents(b) == ["Lives in Oslo"] * is_shared
     await tell(a, "I moved to Rome. I like Rome.")
     assert await contents(a) == ["I moved to Rome.", "Likes Rome"]
-    assert await contents(b) == ["I moved to Rome."]
+    assert await contents(b) == ["I moved to Rome."] * is_shared
 
 
 async def test_the_limit_of_an_agents_facts_takes_none_that_others_share(

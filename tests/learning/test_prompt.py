@@ -30,7 +30,8 @@ from llama_index_memory_ext.learning.categories import check_categories
 from llama_index_memory_ext.learning.prompt import extraction_prompt
 from llama_index_memory_ext.text.turns import Utterance
 from llama_index_memory_ext.words import visible
-from tests.learning.learning import ask_model, parse_reply
+from tests.conversation import assistant, user
+from tests.learning.learning import Learns, ask_model, extractions, parse_reply
 from tests.openai_server import Message, call, say
 from tests.scripted_models import StartClient, StartModel
 
@@ -128,9 +129,19 @@ def test_what_a_user_answers_stands_before_the_answer(
         assert f"<transcript>\n{expected}</transcript>" in str(text.content)
 
 
-def test_of_a_long_message_before_an_answer_the_end_is_sent() -> None:
-    lines = [Utterance(1, "assistant", "x" * 500 + "?"), Utterance(2, "user", "Yes.")]
-    assert f"<transcript>\nassistant: {'x' * 199}?\n1. user: Yes." in shown(lines)
+async def test_of_a_long_message_before_an_answer_the_end_is_sent(
+    learns: Learns,
+) -> None:
+    """Also if the message was read before the answer."""
+    long = "x" * 1_500 + "?"
+    expected = f"<transcript>\nassistant: {'x' * 199}?\n1. user: Yes."
+    lines = [Utterance(1, "assistant", long), Utterance(2, "user", "Yes.")]
+    assert expected in shown(lines)
+    memory, server = learns(extract_every_turns=1)
+    for said, answer in (("I like tea.", long), ("Yes.", "Fine.")):
+        await memory.aput_messages([user(said), assistant(answer)])
+        await memory.facts_block.await_jobs("chat")
+    assert expected in extractions(server.requests)[-1]
 
 
 WORDS = st.sampled_from(
@@ -399,4 +410,6 @@ def test_a_request_and_its_answer_fit_into_the_window(
         here <= there
         for here, there in zip(budget[:2], RequestBudget()[:2], strict=True)
     )
-    assert budget.batch >= 200 <= budget.answer
+    assert budget.batch >= 200
+    whole = request_budget(window, fixed, answer=answer)
+    assert budget.answer >= min(whole.answer, 1_000) >= 200

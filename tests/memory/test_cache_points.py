@@ -282,6 +282,7 @@ async def test_a_template_of_ones_own_that_extends_ours_is_used(
 async def test_there_are_never_more_than_four_with_those_of_a_further_block(
     open_memory: OpenMemory, own: int
 ) -> None:
+    """The newest of ours stay."""
     rules: list[ContentBlock] = [TextBlock(text="Rules\n"), POINT]
     memory = open_memory(
         condensed_token_limit=2_000,
@@ -289,7 +290,9 @@ async def test_there_are_never_more_than_four_with_those_of_a_further_block(
         memory_blocks=[StaticMemoryBlock(name="rules", static_content=rules * own)],
     )
     prompt = (await prompts_of(memory, 5))[-1]
-    assert own < len(marked(prompt)) <= 4
+    marks = marked(prompt)
+    assert own < len(marks) <= 4
+    assert any(mark.endswith("answer number 3.</message>\n") for mark in marks)
 
 
 @pytest.mark.parametrize("own", [0, 1, 2, 5])

@@ -125,6 +125,7 @@ async def test_the_memory_can_be_used_on(store: MemoryStore) -> None:
             assert "Likes tea" not in prompt
         assert (await store.sessions())[0].user_ids == ("ann",)
         await other.aforget()
+        assert store.cache.size == 0
     assert await is_empty(store)
 
 

@@ -188,6 +188,8 @@ async def test_media_that_no_model_has_answered_to_are_not_sent_again(
     shown = await memory.aget()
     assert media(shown) == []
     assert record(sent_text(shown))[-1] == ("user", "Look!\n[image]")
+    await memory.aput_messages([assistant("Yes."), user("And now?")])
+    assert media(await memory.aget()) == []
     await other.aput_messages(
         [showing(), calling(("c", "look", {})), by_tool(), user("And?")]
     )

@@ -257,10 +257,16 @@ async def test_a_shared_session_takes_its_own_export_as_known(
 
 
 async def test_a_fact_of_a_team_goes_with_its_speaker(new: MemoryStore) -> None:
+    """Also if another user has repeated the words, and an import finds them there."""
     messages, facts = await exported_by_both()
-    await on(new, "ann", shared=True, extract_facts=False).aimport(messages)
+    ann = on(new, "ann", shared=True, extract_facts=False)
+    await ann.aimport(messages)
     alone = facts.replace(NUTS, "I am bob.").replace("allergic to nuts", "am bob")
     team = FactBook(new, "team")
+    await team.aimport(alone)
+    (fact,) = await team.alist()
+    await new.delete_message("chat", fact.message_ids[0])
+    await tell(ann, "I am bob.")
     await team.aimport(alone)
     await new.forget_user("ann", vacuum=False)
     assert len(await team.alist()) == 1

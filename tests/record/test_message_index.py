@@ -266,7 +266,10 @@ def test_a_result_without_a_call_is_not_found() -> None:
 
 
 def test_a_heading_for_each_day_is_counted() -> None:
-    """A message of a day that has none yet needs more room than another one of the same day."""
+    """A message of a day that has none yet needs more room than another one of the same day.
+
+    The best message, which is too long, leaves the room to others.
+    """
     rows = rows_of(user("tea one"), user("tea two"), user("Bye."))
     apart = on_days(rows, 0, 1, 2)
     tokens = COUNTER.count(
@@ -277,6 +280,9 @@ def test_a_heading_for_each_day_is_counted() -> None:
     assert len(found(index_of(apart), "tea", limit=tokens)) == 1
     tokens += COUNTER.count(DAY_HEADING.format("2023-05-09"))
     assert len(found(index_of(apart), "tea", limit=tokens)) == 2
+    long = index_of(rows_of(user("tea"), user("green tea " * 30), user("Bye.")))
+    assert found(long, "green tea")[:2] == [(2,), (1,)]
+    assert found(long, "green tea", limit=tokens)[0] == (1,)
 
 
 # ---- for any conversation ------------------------------------------------------------------------------

@@ -463,7 +463,7 @@ async def test_a_message_that_is_too_long_for_the_model_is_clipped_until_it_is_s
     llm, server = start_model(
         lambda messages, tools: (
             too_long
-            if COUNTER.count(str(messages)) > 1_500
+            if "to 3. one" in str(messages) and COUNTER.count(str(messages)) > 1_500
             else say("The user counts to 3.")
         )
     )
@@ -476,6 +476,11 @@ async def test_a_message_that_is_too_long_for_the_model_is_clipped_until_it_is_s
         await block.aflush("chat")
     assert await block.asummary("chat") == "The user counts to 3."
     assert {body["max_tokens"] for body in server.bodies} == {2_100}
+    # Each success makes the next batch longer again.
+    server.requests.clear()
+    await block.aput(turns(6, 105), session_id="chat")
+    await block.aflush("chat")
+    assert len(server.requests) == 1
 
 
 @given(
