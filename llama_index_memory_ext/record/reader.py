@@ -343,8 +343,7 @@ class RecordReader:
         if snapshot is not None:
             rows = snapshot.log_behind(seen)
             if rows is not None:
-                unread = [row for row in rows if row.id > snapshot.position]
-                return LogPage(snapshot.position, snapshot.epoch, unread)
+                return LogPage(snapshot.position, snapshot.epoch, rows)
         return await self.store.readers.page(
             session_id, self.name, seen, before=before, limit=_PAGE_ROWS
         )

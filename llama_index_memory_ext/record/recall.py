@@ -469,7 +469,7 @@ def recall_budget(
     """
     most = limit
     if asks(question):
-        most = max(limit, min(int(limit * _QUESTION_FACTOR), free))
+        most = min(int(limit * _QUESTION_FACTOR), free)
     if recall_when == "always":
         return RecallBudget(most)
     asking = 1.0 if by_meaning else asking_share(question)
