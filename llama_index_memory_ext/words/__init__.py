@@ -202,10 +202,10 @@ CHARACTER = "[\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
 # a longer word is a part of a compound.
 _SHARED_LETTERS = 4
 _SHORTEST_PART = 4
-# Two words that differ by a typing error have at least so many letters, and are at
-# least so similar (0..1).
+# Two words that differ by a typing error have at least so many letters, and are more
+# similar than this (0..1), as "Tuesday" is to "Thursday".
 _SHORTEST_MISSPELT = 5
-_LEAST_LIKENESS = 0.8
+_LIKENESS_OF_OTHERS = 0.8
 
 
 # A word with its apostrophes, or one character of a script without spaces.
@@ -261,7 +261,7 @@ def are_forms(first: str, second: str) -> bool:
     if is_part:
         return True
     likeness = SequenceMatcher(None, first, second, autojunk=False).ratio()
-    return likeness >= _LEAST_LIKENESS
+    return likeness > _LIKENESS_OF_OTHERS
 
 
 def relations_in(text: str) -> set[str]:

@@ -188,7 +188,7 @@ def test_other_forms_of_what_was_said_add_nothing(said: str, content: str) -> No
         ("I write often", "Often writes to a@b.example"),
         ("I write often", "Often calls sendMail"),
         ("I fly tomorrow", "Flies on 2025-11-21"),
-        ("My exam is on Monday", "Has an exam on Tuesday"),
+        ("My exam is on Thursday", "Has an exam on Tuesday"),
         ("My birthday is in May", "Has a birthday in June"),
         ("It is a lie that I smoke", "Smokes"),
         ("Es stimmt nicht, dass ich in Wien wohne.", "Wohnt in Wien"),
