@@ -31,7 +31,6 @@ MOST_FAILURES = 1_000
 # The jobs of an owner that work at once: a model on a small server refuses more calls.
 _MOST_AT_ONCE = 8
 
-
 Work: TypeAlias = Callable[[], Awaitable[object]]
 
 

@@ -1,4 +1,4 @@
-"""The cut of a record: the oldest messages leave it for every process, and an event tells it."""
+"""The cut of a record: its oldest messages leave for every process, and an event is sent."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ RecallWhen: TypeAlias = Literal["asked", "always", "never"]
 
 
 class _LastRecord(NamedTuple):
-    """The last record of a session, and what it was made of."""
+    """The last record of a session, with its window, its recalled messages and its line of today."""
 
     window: Window
     recalled: Section
@@ -63,6 +63,7 @@ class _LastRecord(NamedTuple):
     record: Section
 
     def is_of(self, window: Window, recalled: Section, today: str) -> bool:
+        """Return whether a record of this window, these messages and this line is the same."""
         is_same = self.window is window and self.recalled is recalled
         return is_same and self.today == today
 

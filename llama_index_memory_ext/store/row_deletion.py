@@ -25,8 +25,6 @@ _SELECT_IDS = (
     "SELECT id FROM {rows} WHERE key = :key AND status IN :statuses ORDER BY id"
 )
 _DELETE_ROWS = "DELETE FROM {rows} WHERE key = :key AND id {in_row_ids}"
-
-
 _DELETE_MESSAGE_IDS = (
     "DELETE FROM {message_ids} WHERE key = :key AND row_id {in_row_ids}"
 )

@@ -72,7 +72,7 @@ def change_words(text: str) -> str:
     return " ".join(changes)
 
 
-# A turn asks it of the same question up to six times.
+# A turn reads the same question up to six times.
 @lru_cache(maxsize=64)
 def is_statement(text: str) -> bool:
     """Return whether a text is only a statement: it asks for nothing, and continues no subject.

@@ -284,7 +284,7 @@ def _past_period(sentence: str, today: date, *, is_short: bool) -> Period | None
 
 
 def _is_own(sentence: str, *, is_short: bool) -> bool:
-    """Return whether a sentence is about the user rather than about what was said."""
+    """Return whether a sentence asks about the user, not about the conversation."""
     return (is_short or _has("own", sentence)) and not _has("talk", sentence)
 
 
