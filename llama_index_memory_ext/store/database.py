@@ -51,6 +51,8 @@ _INSERT_DATA = """
 INSERT INTO {rows} (key, timestamp, role, status, data, user_id)
 VALUES (:key, :timestamp, :role, :status, :data, :user_id)
 """
+# Why an answer is cancelled, if not by its caller.
+_TOO_LATE = "too late"
 # Any number that no other program uses for an advisory lock.
 _MAKING_LOCK = 7_453_010_323_281_277_817
 # The places of the SQLite databases that the parent was using when it forked this
@@ -114,6 +116,9 @@ class Database:
         self._pool_size = settings.pool_size
         # None before the first use.
         self.engine: Engine | None = None
+        # Connections to a SQLite file that no job uses: to take one from the pool and
+        # give it back takes longer than a statement.
+        self._idle: list[Connection] = []
         # The statement with which each connection begins.
         self.set_up = ""
         # Held to open and to close the engine.
@@ -213,6 +218,9 @@ class Database:
 
     def _dispose(self) -> None:
         with self._guard:
+            for conn in self._idle:
+                conn.close()
+            self._idle.clear()
             engine = self.engine
             self.engine = None
             if engine is not None:
@@ -316,31 +324,47 @@ class Database:
             self._threads.enter(job)
         else:
             task = loop.create_task(self._in_loop(self._lent, job))
-        is_late = False
+        timer = loop.call_later(seconds, answer.cancel, _TOO_LATE)
         try:
-            await asyncio.wait([answer], timeout=seconds)
-            is_late = not answer.done()
-        finally:
+            return await answer
+        except asyncio.CancelledError as error:
+            is_late = error.args == (_TOO_LATE,)
             # The write of a cancelled caller goes on to its end.
-            if answer.cancel() and (is_late or not writes):
+            if is_late or not writes:
                 self._threads.withdraw(job)
-        if is_late:
-            if task is not None and self.backend == "postgresql":
-                # A cancelled statement of SQLite goes on in its thread, and would keep
-                # its lock.
-                task.cancel()
-            raise StoreTimeoutError(name, seconds, writes=writes)
-        return answer.result()
+            if not is_late:
+                raise
+        finally:
+            timer.cancel()
+        if task is not None and self.backend == "postgresql":
+            # A cancelled statement of SQLite goes on in its thread, and would keep its
+            # lock.
+            task.cancel()
+        raise StoreTimeoutError(name, seconds, writes=writes)
 
     def _work(self, job: Job) -> Any:
-        """Do a job on a connection of the pool, in this thread."""
-        engine = self._opened_engine()
-        with self._raising_store_errors(job, begun=False):
-            conn = engine.connect()
-        with conn:
-            return self._transact(conn, job)
+        """Do a job on a connection, in this thread."""
+        conn = self._connection(job)
+        try:
+            result = self._transact(conn, job)
+            # Also a read leaves a transaction of SQLAlchemy's.
+            conn.rollback()
+        except BaseException:
+            conn.close()
+            raise
+        with self._guard:
+            if conn.engine is not self.engine:
+                # Its pool is gone, and would leave it open.
+                conn.invalidate()
+            elif self.backend == "sqlite":
+                self._idle.append(conn)
+                return result
+        # The pool tests a connection to a server before each use.
+        conn.close()
+        return result
 
-    def _opened_engine(self) -> Engine:
+    def _connection(self, job: Job) -> Connection:
+        """Return a connection that no other job uses, of an engine that is open."""
         with self._guard:
             if self.identity.place in _in_use_by_parent:
                 raise StoreError(
@@ -361,7 +385,11 @@ class Database:
                 self.engine = address.open_engine(
                     self.url, self.seconds, self._pool_size, self.set_up
                 )
-            return self.engine
+            if self._idle:
+                return self._idle.pop()
+            engine = self.engine
+        with self._raising_store_errors(job, begun=False):
+            return engine.connect()
 
     async def _in_loop(self, lent: AsyncEngine, job: Job) -> None:
         """Do a job on a lent engine, whose connections belong to the loop of the caller."""
@@ -414,7 +442,8 @@ class Database:
             # Another thread may have left a transaction open when the process was
             # forked.
             driver.rollback()
-        if not driver.in_transaction:
+            driver.execute("BEGIN IMMEDIATE")
+        elif not driver.in_transaction:
             conn.exec_driver_sql("BEGIN IMMEDIATE")
 
     @contextmanager
@@ -453,12 +482,13 @@ class Database:
         return True
 
     def begin_in_child(self) -> object:
-        """Begin anew after a fork, and return the parent's engine, which may not be closed here."""
-        engine = self.engine
+        """Begin anew after a fork, and return the parent's connections, which may not be closed here."""
+        parents = (self.engine, self._idle)
         keeps_engine = self.in_memory and not self._threads.is_working()
         if not keeps_engine:
-            if self.backend == "sqlite" and engine is not None:
+            if self.backend == "sqlite" and self.engine is not None:
                 _in_use_by_parent.add(self.identity.place)
             self.engine = None
+            self._idle = []
         self._threads = threads_for(self.identity.place, self._pool_size, self)
-        return engine
+        return parents

@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 from json import loads
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import make_url
 
 from llama_index_memory_ext.errors import EncryptionError
 from llama_index_memory_ext.store.encryption import TOKEN, Cipher
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 # The names of the parameters of statements that are numbers, and the types of all
 # parameters that are no texts.
@@ -179,7 +182,7 @@ class Tables:
             "vector": _Encrypted(cipher.encrypt_vector, cipher.decrypt_vector),
         }
         # The same statement is built once: to build it takes as long as to run it.
-        self.sql = lru_cache(maxsize=None)(self._build)
+        self._built: dict[str, Any] = {}
         dialect: Any = make_url(f"{backend}://").get_dialect()
         preparer = dialect(paramstyle="named").identifier_preparer
         # The names of tables, indexes and types in statements.
@@ -206,12 +209,22 @@ class Tables:
             )
         return value
 
-    def _build(self, statement: str) -> Any:
+    def sql(self, statement: str) -> Any:
         """Return a statement in SQL in which ``{rows}``, ``{owners}`` and so on are the names of tables.
 
         ``{in_keys}`` becomes a condition: the value is in the list ``keys``, which may
         have any length. Other names work alike. Only ``:statuses`` is a short list.
         """
+        if statement not in self._built:
+            self._built[statement] = self._build(statement)
+        return self._built[statement]
+
+    def note_columns(self, statement: str, names: Iterable[str]) -> None:
+        """Note which columns a query has returned: SQLAlchemy then does not look them up at each call."""
+        columns = [sa.column(name, self.encrypted_columns.get(name)) for name in names]
+        self._built[statement] = self._built[statement].element.columns(*columns)
+
+    def _build(self, statement: str) -> Any:
         types = dict(_TYPES)
 
         def replace(word: re.Match[str]) -> str:
@@ -232,7 +245,7 @@ class Tables:
                 sa.bindparam(name, type_=kind, expanding=name == "statuses")
             )
         text = text.bindparams(*parameters)
-        if statement.lstrip().startswith("SELECT"):
+        if re.search(r"^\s*SELECT|\bRETURNING\b", statement):
             return text.columns(**self.encrypted_columns)
         return text
 

@@ -7,12 +7,12 @@ import time
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
+import sqlalchemy as sa
+
 from llama_index_memory_ext.errors import EncryptionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine, Sequence
-
-    import sqlalchemy as sa
 
     from llama_index_memory_ext.store.schema import Tables
     from llama_index_memory_ext.store.tables import Row
@@ -55,7 +55,10 @@ class Transaction:
             rows = [self._encrypted(row) for row in rows]
             parameters = self._encrypted(parameters)
         text = self.tables.sql(statement)
-        return self.connection.execute(text, rows or parameters)
+        result = self.connection.execute(text, rows or parameters)
+        if isinstance(text, sa.TextualSelect) and not text.positional:
+            self.tables.note_columns(statement, result.keys())
+        return result
 
     def rows(self, statement: str, **parameters: Any) -> Sequence[Any]:
         """Run a query, and return its rows.

@@ -6,8 +6,9 @@ import asyncio
 import logging
 import pickle
 import sqlite3
+import threading
 from contextlib import closing
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from sqlalchemy.engine import make_url
@@ -25,6 +26,9 @@ from llama_index_memory_ext.store.transaction import Transaction
 from tests.conversation import assistant, sent_text, user
 from tests.databases import OpenStore, ask
 from tests.store.frozen import OwnServer, holding, own_server
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["own_server"]
 
@@ -210,3 +214,27 @@ def test_limits_and_the_error_travel_with_a_pickle() -> None:
     assert (copy.operation_timeout, copy.pool_size, copy.database.seconds) == (5, 3, 5)
     error = pickle.loads(pickle.dumps(StoreTimeoutError("Log.append", 5, writes=False)))
     assert str(error) == str(StoreTimeoutError("Log.append", 5, writes=False))
+
+
+async def test_a_call_that_ends_after_its_store_was_closed_leaves_the_file_free(
+    tmp_path: Path, open_store: OpenStore
+) -> None:
+    """Or a file that is put in the place of a deleted one would not be written."""
+    file = tmp_path / "memory.db"
+    store = open_store(f"sqlite+aiosqlite:///{file}", operation_timeout=0.2)
+    await store.add_message("chat", user("one"))
+    began, may_end = threading.Event(), threading.Event()
+
+    def wait(_: Transaction) -> None:
+        began.set()
+        may_end.wait(60)
+
+    call = asyncio.create_task(store.database.run(wait, seconds=60, writes=False))
+    await asyncio.to_thread(began.wait, 60)
+    await store.aclose()
+    may_end.set()
+    await call
+    with closing(sqlite3.connect(file, isolation_level=None)) as other:
+        # Refused while any connection is open.
+        other.execute("PRAGMA journal_mode = DELETE")
+        assert other.execute("PRAGMA journal_mode").fetchone() == ("delete",)
