@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -32,7 +31,6 @@ from llama_index_memory_ext.facts.explanation import Explanation, explain
 from llama_index_memory_ext.facts.lines import counted_line
 from llama_index_memory_ext.facts.ranking import (
     FLOOR_BEHIND_RECORD,
-    FOR_QUESTION,
     IN_CONVERSATION,
     PROFILE_NAME,
     RankedFact,
@@ -289,11 +287,10 @@ class RelevantFactsBlock(LearningBlock):
     ) -> FactsForPrompt:
         """Return the lines of the profile, and of the best facts that fit beside it."""
         ranking = self._rank(showable, question, surroundings)
-        best = ranking.fit(surroundings.limit)
-        entries = [entry._replace(place=FOR_QUESTION) for entry in best]
+        limit = surroundings.limit
         return FactsForPrompt(
             self._section_of(ranking.profile(), showable.lines, self.profile_limit),
-            self._section_of(entries, showable.lines, surroundings.limit),
+            self._section_of(ranking.fit(limit), showable.lines, limit),
         )
 
     def _section_of(
@@ -303,7 +300,10 @@ class RelevantFactsBlock(LearningBlock):
         limit: int,
     ) -> Section:
         """Return the lines of facts within the limit, with the facts that they show."""
-        lines = [replace(line_of[entry.fact.id], sources=(entry,)) for entry in entries]
+        lines = []
+        for entry in entries:
+            line = line_of[entry.fact.id]
+            lines.append(Part(line.kind, line.text, line.tokens, sources=(entry,)))
         section = counted_section(lines, self.tokenizer_fn)
         # By some tokenizers a text has more tokens than its lines.
         if section.tokens > limit:

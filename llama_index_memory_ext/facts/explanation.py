@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from llama_index_memory_ext.fact import Fact, utc_now
 from llama_index_memory_ext.facts.lines import counted_line, why_first
 from llama_index_memory_ext.facts.ranking import (
-    FOR_QUESTION,
     IN_PROFILE,
     RankedFact,
     Ranking,
@@ -101,8 +100,8 @@ class ExplainedFact:
     tokens: int
     injected: bool
     why: str
-    recency: float = 0.0
-    place: str = ""
+    recency: float
+    place: str
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -116,7 +115,7 @@ class Explanation:
     tokens: int
     limit: int
     weights: Weights
-    omitted: int = 0
+    omitted: int
 
     def __repr__(self) -> str:
         rows = [_COLUMNS, *map(_cells, self.facts)]
@@ -154,9 +153,8 @@ def explain(ranking: Ranking, most: int | None = None) -> Explanation:
     )
     for entry in ranking.concerning():
         reasons[entry.fact.id] = "left out: no room"
-    places = {fact.id: IN_PROFILE for fact in ranking.surroundings.profile}
-    for entry in ranking.fit(limit):
-        places[entry.fact.id] = FOR_QUESTION
+    shown = [*ranking.profile(), *ranking.fit(limit)]
+    places = {entry.fact.id: entry.place for entry in shown}
     facts = []
     tokens = 0
     for number, entry in enumerate(ranked, 1):

@@ -217,6 +217,7 @@ class ShowableFacts:
         self.past_ids = past_ids
         self._suppress_failures = suppress_failures
         self.ids = tuple(fact.id for fact in self.facts)
+        self.places = dict(zip(self.ids, range(len(self.ids)), strict=True))
         self.first = [i for i, fact in enumerate(self.facts) if why_first(fact)]
         self.confidences = _numbers(fact.confidence for fact in self.facts)
         self.lengths = _numbers(
@@ -452,7 +453,7 @@ class Ranking(NamedTuple):
                     continue
                 general -= 1
                 room -= tokens
-            yield self._entry(place)
+            yield self._entry(place, FOR_QUESTION)
 
     def _is_close(self) -> NDArray[np.bool_]:
         """Return for each fact whether it concerns the question, as ``concerning`` says."""
@@ -507,29 +508,33 @@ class Ranking(NamedTuple):
         best: list[int] = places[order].tolist()
         return best
 
-    def _entry(self, place: int) -> RankedFact:
+    def _entry(self, number: int, place: str = "") -> RankedFact:
         showable = self.showable
-        fact = showable.facts[place]
+        fact = showable.facts[number]
         return RankedFact(
             fact,
-            similarity=self.similarities[place].item(),
+            similarity=self.similarities[number].item(),
             confidence=fact.confidence,
-            score=self.scores[place].item(),
+            score=self.scores[number].item(),
             turns=self.turns,
             past=fact.id in showable.past_ids,
-            recency=showable.recencies[place].item(),
+            recency=showable.recencies[number].item(),
             languages=self.languages,
+            place=place,
         )
 
     def profile(self) -> list[RankedFact]:
         """Return the entries of the profile; facts outside the time of the question have no similarity."""
-        places = {name: place for place, name in enumerate(self.showable.ids)}
+        places = self.showable.places
         entries = []
         for fact in self.surroundings.profile:
-            entry = RankedFact(fact, 0.0, fact.confidence, 0.0, self.turns)
             if fact.id in places:
-                entry = self._entry(places[fact.id])
-            entries.append(entry._replace(place=IN_PROFILE))
+                entry = self._entry(places[fact.id], IN_PROFILE)
+            else:
+                entry = RankedFact(
+                    fact, 0.0, fact.confidence, 0.0, self.turns, place=IN_PROFILE
+                )
+            entries.append(entry)
         return entries
 
 

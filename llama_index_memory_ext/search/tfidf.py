@@ -410,6 +410,8 @@ def _words_in(text: str) -> list[str]:
 
 def _with_neighbours(own: Values, near: Sequence[Values]) -> Values:
     """Return a number for each row, with shares of the numbers of the rows around it."""
+    if not near:
+        return own
     sums = own.copy()
     for distance, shares in enumerate(near, 1):
         sums[distance:] += shares * own[:-distance]
