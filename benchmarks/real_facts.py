@@ -43,7 +43,7 @@ from llama_index.llms.openai import OpenAI
 from openai import APIConnectionError
 
 from benchmarks.command import NOT_MEASURED, shown
-from llama_index_memory_ext.checks.clauses import closest_clause, denies, sentences_of
+from llama_index_memory_ext.checks.clauses import closest_clause, denies
 from llama_index_memory_ext.checks.quotes import find_quote
 from llama_index_memory_ext.errors import FactReplyError
 from llama_index_memory_ext.fact import CATEGORIES, Fact
@@ -56,6 +56,7 @@ from llama_index_memory_ext.learning.validation import ValidatedReply, validate_
 from llama_index_memory_ext.models.ask import usage_of
 from llama_index_memory_ext.text.tokens import TokenCounter
 from llama_index_memory_ext.text.turns import Utterance
+from llama_index_memory_ext.words import sentences_in
 from llama_index_memory_ext.words.tokens import keywords, shared
 
 SAID_AT = datetime(2026, 11, 24, 12, tzinfo=timezone.utc)
@@ -214,7 +215,7 @@ def _likeness(content: str, label: dict[str, Any] | list[str]) -> float:
     if isinstance(label, dict):
         return float(all(word in content.casefold() for word in label["words"]))
     gold = label[0]
-    clause = closest_clause(gold, sentences_of(content)).text
+    clause = closest_clause(gold, sentences_in(content)).text
     if denies(clause) != denies(gold):
         return 0.0
     telling = keywords(gold)

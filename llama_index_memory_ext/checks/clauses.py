@@ -12,6 +12,7 @@ from llama_index_memory_ext.words import (
     phrases,
     relations_in,
     script_of,
+    sentences_in,
     tokens_in,
     words_of_section,
 )
@@ -31,17 +32,6 @@ if TYPE_CHECKING:
 
 # ---- sentences ----
 
-# A sentence ends behind its marks, of any script. Dots of numbers, addresses and titles
-# end none.
-_MARKS = ".!?\u3002\uff01\uff1f\u061f\u055e\u1367\u2047\u2048\u2049\u203d"
-_NO_END = r"(?<=\b(?:St|Mr|Ms|Dr))\.|(?<=\b(?:Mrs|Str))\.|(?<=\bProf)\.|[.!?](?=\w)"
-_SENTENCE = rf"(?:[^{_MARKS}\n]|{_NO_END})*(?:[{_MARKS}]+|\n|$)"
-
-
-def sentences_of(text: str) -> list[str]:
-    """Return the sentences of a text; joined, they are the text."""
-    return pattern(_SENTENCE).findall(text)
-
 
 def statements_of(text: str) -> str:
     """Return a text without its questions; "" if it has nothing else.
@@ -49,7 +39,7 @@ def statements_of(text: str) -> str:
     >>> statements_of("I live in Rome. Is it far?"), statements_of("Is it far?")
     ('I live in Rome.', '')
     """
-    sentences = [part for part in sentences_of(text) if not _is_question(part)]
+    sentences = [part for part in sentences_in(text) if not _is_question(part)]
     return "".join(sentences).strip()
 
 
@@ -62,10 +52,12 @@ def states_something(sentence: str) -> bool:
 def sentences_at(text: str, span: Span) -> list[str]:
     """Return the sentences of a text in which a part of it lies."""
     sentences = []
-    for match in pattern(_SENTENCE).finditer(text):
-        sentence = match.group().strip()
-        if sentence and match.start() < span.end and span.start < match.end():
-            sentences.append(sentence)
+    end = 0
+    for sentence in sentences_in(text):
+        start = end
+        end += len(sentence)
+        if sentence.strip() and start < span.end and span.start < end:
+            sentences.append(sentence.strip())
     return sentences
 
 
@@ -114,7 +106,8 @@ def clauses_in(sentences: Iterable[str]) -> list[Clause]:
     clauses = []
     for sentence in sentences:
         subject = Clause("", "")
-        is_untrue = _is_called_untrue(sentence)
+        # "It is a lie that I smoke."
+        is_untrue = _matches("untrue", sentence)
         for text in phrases("people", "clause_end").split(sentence):
             own_subject = _subject_of(text)
             if own_subject.person:
@@ -214,7 +207,7 @@ def is_small_talk(statement: str) -> bool:
     is_greeting = rest != statement or not interjections.isdisjoint(
         _word_beginnings(without_names)
     )
-    if is_greeting and not _mentions_user(statement):
+    if is_greeting:
         rest = pattern(r"\b[A-ZÀ-ÞА-Я]\w*").sub(" ", rest)
     telling = keywords(rest) - keywords(" ".join(light_words))
     for code in languages_of(statement):
@@ -288,11 +281,6 @@ def tells_past(statement: str, sentences: Iterable[str]) -> bool:
     return _matches("over", closest_clause(statement, sentences).text)
 
 
-def _is_called_untrue(sentence: str) -> bool:
-    """Return whether a sentence calls its statement untrue: "It is a lie that I smoke"."""
-    return _matches("untrue", sentence)
-
-
 def is_taken_back(statement: str, text: str, span: Span) -> bool:
     """Return whether a message takes a statement back right behind it.
 
@@ -325,7 +313,7 @@ def unsaid_reason(statement: str, text: str, span: Span) -> str:
     'asked'
     """
     sentences = sentences_at(text, span)
-    reason = _unstated_reason(sentences_of(statement))
+    reason = _unstated_reason(sentences_in(statement))
     if not reason and not _is_stated(statement, text):
         reason = _unstated_reason(sentences)
     if reason:
@@ -348,7 +336,7 @@ def _unstated_reason(sentences: Sequence[str]) -> str:
 def _is_stated(statement: str, text: str) -> bool:
     """Return whether a message states a telling word of a statement."""
     clauses = list[str]()
-    for sentence in sentences_of(text):
+    for sentence in sentences_in(text):
         parts = phrases("clauses", "clause_end").split(sentence)
         if _is_question(sentence):
             # "I have two kids, how much tax do I pay?" asks only in its last clause.

@@ -9,7 +9,6 @@ from llama_index_memory_ext.checks.clauses import (
     clauses_in,
     closest_clause,
     denies,
-    sentences_of,
 )
 from llama_index_memory_ext.words import (
     FUNCTION_WORDS,
@@ -20,6 +19,7 @@ from llama_index_memory_ext.words import (
     phrases,
     relations_in,
     script_of,
+    sentences_in,
     tokens_in,
     words_of_section,
 )
@@ -83,18 +83,17 @@ def numbers_in(text: str) -> frozenset[str]:
     """
     numbers = set()
     for written in pattern(_NUMBER_OR_WORD).findall(comparable(text)):
+        number = line_of(written, "numbers")
         if written[-1].isdigit():
             numbers.add(written)
-        elif written not in words_of_section("clauses", "framing"):
-            number = line_of(written, "numbers")
+        elif number > 1:
             # "One" is also an article.
-            if number > 1:
-                numbers.add(str(number))
+            numbers.add(str(number))
     return frozenset(numbers)
 
 
 def new_names(statement: str, words: str) -> set[str]:
-    """Return the names of a statement that the words do not have in any form.
+    """Return the names of a statement that the words do not have.
 
     A name is a word with a capital within a sentence, or a word with a sign such as "_"
     or "@" in it.
@@ -105,9 +104,7 @@ def new_names(statement: str, words: str) -> set[str]:
     plain_words = comparable(words)
     names = set()
     for name in phrases("clauses", "name").findall(statement):
-        # Related words are not enough: "June" is related to "May".
-        is_form = name.isalpha() and shares_word(name, words)
-        if not is_form and comparable(name) not in plain_words:
+        if comparable(name) not in plain_words:
             names.add(name)
     return names
 
@@ -154,7 +151,7 @@ def _has_new_words(statement: str, words: str) -> bool:
     """Return whether a statement has a clause without a said word, or too few said words; True for Thai."""
     said_words = _said_words(words)
     all_said = []
-    for clause in clauses_in(sentences_of(statement)):
+    for clause in clauses_in(sentences_in(statement)):
         are_said = [said_words.has(word) for word in _telling_words(clause.text)]
         if are_said and not any(are_said):
             return True
@@ -167,8 +164,8 @@ def _has_new_words(statement: str, words: str) -> bool:
 
 def _differs_in_a_clause(statement: str, words: str) -> bool:
     """Return whether a statement and the closest clauses of the words differ in a negation, a person or the order."""
-    sentences = sentences_of(words)
-    for part in clauses_in(sentences_of(statement)):
+    sentences = sentences_in(words)
+    for part in clauses_in(sentences_in(statement)):
         closest = closest_clause(part.text, sentences)
         if not shares_word(part.text, closest.text):
             if part.is_denied and not denies(words):

@@ -84,14 +84,6 @@ class Source:
     stored_facts: Sequence[Fact]
 
     @cached_property
-    def conversation_text(self) -> str:
-        """The text of the context and the lines, without tools and pages.
-
-        The assistant's lines belong to it: a user may agree to its names and numbers.
-        """
-        return "\n".join(line.text for line in self.conversation)
-
-    @cached_property
     def conversation(self) -> list[Utterance]:
         """The context and the lines."""
         return [*self.context, *self.lines]

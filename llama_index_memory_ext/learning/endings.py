@@ -9,14 +9,13 @@ from llama_index.core.base.llms.types import ChatMessage, ChatResponse
 
 from llama_index_memory_ext.checks.clauses import (
     closest_clause,
-    sentences_of,
     states_something,
     tells_own_change,
 )
 from llama_index_memory_ext.learning.prompt import on_one_line
 from llama_index_memory_ext.learning.reply import NewFact, without_thoughts
 from llama_index_memory_ext.models.ask import ask_with
-from llama_index_memory_ext.words import relations_in
+from llama_index_memory_ext.words import relations_in, sentences_in
 from llama_index_memory_ext.words.tokens import shares_word
 
 if TYPE_CHECKING:
@@ -67,7 +66,7 @@ def _statements(lines: Sequence[Utterance]) -> list[str]:
     sentences = list[str]()
     for line in lines:
         if line.is_users:
-            sentences += map(str.strip, sentences_of(line.text))
+            sentences += map(str.strip, sentences_in(line.text))
     return list(filter(states_something, reversed(sentences)))
 
 

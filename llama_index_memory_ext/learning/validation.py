@@ -296,16 +296,18 @@ def choose_wording(candidate: Candidate) -> Candidate:
     question = candidate.question
     statement = statements_of(candidate.content)
     words = source.words_at(place)
-    names = f"{source.conversation_text}\n{source.facts_text}"
     is_no = bool(question) and denies(place.text)
-    if statement and not is_no and not says_more(statement, words, names):
+    if statement and not is_no and not says_more(statement, words, source.facts_text):
         return candidate._replace(content=statement)
     if question:
         answer = f'Asked "{question}", the user said "{place.text.strip()}".'
         return candidate._replace(content=answer)
     stating = list(filter(states_something, place.sentences))
-    closeness = partial(count_shared, candidate.content)
-    sentence = max(stating or place.sentences, key=closeness, default="")
+    sentence = max(
+        stating or place.sentences,
+        key=partial(count_shared, candidate.content),
+        default="",
+    )
     if len(tokens_in(sentence)) > _MOST_WORDS:
         sentence = place.quote[:MAX_FACT]
     return candidate._replace(content=sentence, is_users_words=True)

@@ -8,7 +8,7 @@ from difflib import SequenceMatcher
 from functools import cache, lru_cache
 from html import unescape
 from importlib.resources import files
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -161,10 +161,12 @@ def visible(text: str) -> str:
     return pattern(_STRAY_JOINER).sub("", text)
 
 
-_SENTENCE_END = (
-    "\n\\s*|(?<=[.!?])[\"'\u201d\u2019)\\]*]*\\s+(?=[^\\sa-z])"
-    "|(?<=[\u3002\uff01\uff1f])[\u300d\u300f\uff09]*"
-)
+# A sentence ends behind its marks, of any script, and the quotation marks and brackets
+# there. Dots of numbers, addresses and titles end none.
+_MARKS = ".!?\u3002\uff01\uff1f\u061f\u055e\u1367\u2047\u2048\u2049\u203d"
+_NO_END = r"(?<=\b(?:St|Mr|Ms|Dr))\.|(?<=\b(?:Mrs|Str))\.|(?<=\bProf)\.|[.!?](?=\w)"
+_CLOSING = "\"'\u201d\u2019)\\]*\u300d\u300f\uff09"
+_SENTENCE = rf"(?s)(?=.)(?:[^{_MARKS}\n]|{_NO_END})*(?:[{_MARKS}]+[{_CLOSING}]*)?\s*"
 
 
 def sentences_in(text: str) -> list[str]:
@@ -174,11 +176,10 @@ def sentences_in(text: str) -> list[str]:
 
     >>> sentences_in("Ann has 1.5 euros. She wants tea.\n- Leo")
     ['Ann has 1.5 euros. ', 'She wants tea.\n', '- Leo']
+    >>> sentences_in("i live in rome. is it far?")
+    ['i live in rome. ', 'is it far?']
     """
-    bounds = {0, len(text)}
-    for match in pattern(_SENTENCE_END).finditer(text):
-        bounds.add(match.end())
-    return [text[start:end] for start, end in pairwise(sorted(bounds))]
+    return pattern(_SENTENCE).findall(text)
 
 
 # ---- function words, and the forms of a word ----
