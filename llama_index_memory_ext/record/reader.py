@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from llama_index_memory_ext.record.cache_points import block_ends, cache_marks
 from llama_index_memory_ext.record.sticky import Heat, choose_sticky, heat_at
@@ -52,20 +52,6 @@ _PAGE_ROWS = 64
 # How much a text recalls. "asked": by the share of it that asks, at least a quarter.
 # "always": as much as a question. "never": nothing.
 RecallWhen: TypeAlias = Literal["asked", "always", "never"]
-
-
-class _LastRecord(NamedTuple):
-    """The last record of a session, with its window, its recalled messages and its line of today."""
-
-    window: Window
-    recalled: Section
-    today: str
-    record: Section
-
-    def is_of(self, window: Window, recalled: Section, today: str) -> bool:
-        """Return whether a record of this window, these messages and this line is the same."""
-        is_same = self.window is window and self.recalled is recalled
-        return is_same and self.today == today
 
 
 @dataclass(frozen=True)
@@ -119,10 +105,6 @@ class RecordReader:
         """
         cache = self.store.cache
         today = self.today(window)
-        # Each step of an agent reads the same record again.
-        last: _LastRecord | None = cache.get(session_id, ("record", self))
-        if last and last.is_of(window, recalled, today):
-            return last.record
         # Where the newest block of the last two records ended.
         earlier_ends = cache.get(session_id, ("block ends", self)) or ()
         rows = block_ends(window.entries, self.room)
@@ -143,10 +125,7 @@ class RecordReader:
         ]
         if today:
             parts.append(Part("today", today, self.counter.count(today)))
-        record = Section(parts, self.tokens(window) + recalled.tokens, marks)
-        last = _LastRecord(window, recalled, today, record)
-        cache.put(session_id, ("record", self), last, len(parts))
-        return record
+        return Section(parts, self.tokens(window) + recalled.tokens, marks)
 
     def tokens(self, window: Window) -> int:
         """Return the tokens of a window with its first heading and the line of today."""

@@ -74,21 +74,6 @@ async def test_what_is_flushed_is_shown_oldest_first(open_block: OpenBlock) -> N
     assert message == user("one")
 
 
-async def test_a_record_is_made_once_for_the_steps_of_an_agent(
-    open_block: OpenBlock,
-) -> None:
-    """It is made again for a new message."""
-    block = open_block()
-    await block.aput([user("one")], session_id="chat")
-    first = await block.arecord([user("two")], "chat")
-    assert await block.arecord([user("two"), assistant("2")], "chat") is first
-    await block.aput([user("two")], session_id="chat")
-    assert record((await block.arecord([], "chat")).text) == [
-        ("user", "one"),
-        ("user", "two"),
-    ]
-
-
 async def test_one_block_serves_many_sessions_and_shows_none_to_another(
     open_block: OpenBlock,
 ) -> None:
