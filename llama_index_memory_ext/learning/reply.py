@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 # tags are escaped.
 TAGS = ("transcript", "known_facts", "rejected_facts")
 # No honest reply has more entries, and each takes time to check. Broken JSON of more
-# characters is not mended: that may take seconds.
+# entries or characters is not mended: that may take seconds.
 _MOST_ENTRIES = 200
 _MOST_MENDED = 8_000
 
@@ -73,7 +73,11 @@ def read_json(text: str) -> Json:
         return json.loads(text, strict=False)
     start = re.search(r"[\[{]", text)
     end = text.rfind("}") + 1 or text.rfind("]") + 1
-    if start is None or not start.start() < end <= start.start() + _MOST_MENDED:
+    if (
+        start is None
+        or not start.start() < end <= start.start() + _MOST_MENDED
+        or text.count("{") > _MOST_ENTRIES
+    ):
         raise ValueError("It has no JSON that can be read.")
     return json_repair.loads(text[start.start() : end], skip_json_loads=True)
 
@@ -181,9 +185,7 @@ class NewFact(BaseModel):
     ends: Annotated[int, BeforeValidator(_read_number)] = 0
 
 
-def read_facts(
-    text: str, categories: Categories, *, by_tool: bool = True
-) -> list[NewFact]:
+def read_facts(text: str, categories: Categories, *, by_tool: bool) -> list[NewFact]:
     """Return the facts in an answer, without the text before and after its JSON.
 
     The list is empty for an empty text and for "no new facts". ``read_category`` reads
@@ -200,7 +202,7 @@ def read_facts(
     Raises:
         FactReplyError: The answer has no JSON that can be read, or other JSON.
 
-    >>> read_facts('Sure! [{"message": 1, "quote": "I prefer tea"}]', ["goal"])[0].content
+    >>> read_facts('Sure! [{"message": 1, "quote": "I prefer tea"}]', ["goal"], by_tool=True)[0].content
     'I prefer tea'
     """
     answer = without_thoughts(text)

@@ -57,7 +57,7 @@ async def ask_model(
 
 def parse_reply(text: str) -> list[NewFact]:
     """The entries in an answer, with our own categories."""
-    return read_facts(text, CATEGORIES)
+    return read_facts(text, CATEGORIES, by_tool=True)
 
 
 def as_report(reply: dict[str, Any]) -> dict[str, Any]:
