@@ -124,7 +124,13 @@ async def summaries_taken(folder: Path) -> tuple[Counter[str], Counter[str]]:
         all_of[one["cls"]] += 1
         try:
             summary = await ask_for_summary(
-                llm, previous, entries, token_limit=SUMMARY_TOKENS, counter=counter
+                llm,
+                previous,
+                entries,
+                token_limit=SUMMARY_TOKENS,
+                counter=counter,
+                count_usage=lambda _: None,
+                answer_tokens=2_100,
             )
         except SummaryReplyError:
             continue

@@ -262,14 +262,14 @@ def _room_of(reader: RecordReader, llm: LLM, halvings: int) -> SummaryRoom:
 
 
 def summary_room(
-    window: int | None, fixed: int, *, token_limit: int, halvings: int = 0
+    window: int | None, fixed: int, *, token_limit: int, halvings: int
 ) -> SummaryRoom:
     """Return the room of a request for a summary of ``token_limit`` in a model's context window.
 
     The instructions have ``fixed`` tokens, and the summary before at most
     ``token_limit``. Each halving halves the room of the messages.
 
-    >>> summary_room(8_192, 400, token_limit=1_000)
+    >>> summary_room(8_192, 400, token_limit=1_000, halvings=0)
     SummaryRoom(messages=3463, answer=2100)
     """
     messages = _BATCH_TOKENS
@@ -334,8 +334,8 @@ async def ask_for_summary(
     *,
     token_limit: int,
     counter: TokenCounter,
-    count_usage: Callable[[Usage], object] | None = None,
-    answer_tokens: int = 2_100,
+    count_usage: Callable[[Usage], object],
+    answer_tokens: int,
 ) -> str:
     """Return the summary, extended by the entries, from one request; raise as ``checked_summary``.
 
@@ -346,9 +346,8 @@ async def ask_for_summary(
     responses = list[ChatResponse]()
     chat = partial(llm.achat, prompt)
     response = await ask_with(llm, chat, answer_tokens, responses)
-    if count_usage is not None:
-        for counted in responses:
-            count_usage(usage_of(prompt, counted, counter))
+    for counted in responses:
+        count_usage(await asyncio.to_thread(usage_of, prompt, counted, counter))
     reply = response.message.content or ""
     if was_refused(response):
         raise SummaryReplyError(reply, "the provider has refused or filtered it")
@@ -369,7 +368,7 @@ def checked_summary(
     counter: TokenCounter,
     *,
     token_limit: int,
-    is_cut: bool = False,
+    is_cut: bool,
 ) -> str:
     """Return the summary in a model's answer, clipped to the limit.
 

@@ -498,7 +498,7 @@ def test_a_request_for_a_summary_fits_into_the_window(
         500 + token_limit + max(batch, 200) + answer
         <= max(0.85 * window, 500 + token_limit) + 300
     )
-    more = summary_room(None, 500, token_limit=token_limit)
+    more = summary_room(None, 500, token_limit=token_limit, halvings=0)
     assert batch <= more[0] == 8_000
     assert answer <= more[1]
 

@@ -33,6 +33,7 @@ from tests.scripted_models import StartModel
 from tests.search.test_embeddings import in_event_loop
 
 COUNTER = TokenCounter()
+UNCOUNTED: Any = {"count_usage": [].append, "answer_tokens": 2_100}
 GRAINS = (
     "rye",
     "wheat",
@@ -370,7 +371,7 @@ async def ask(
     llm, server = start_model(lambda messages, tools: answer)
     entries = entries_of(user("I am Logan."))
     text = await ask_for_summary(
-        llm, previous, entries, token_limit=token_limit, counter=COUNTER
+        llm, previous, entries, token_limit=token_limit, counter=COUNTER, **UNCOUNTED
     )
     assert server.refusals == []
     return text, server.requests
@@ -429,7 +430,12 @@ async def test_a_summary_is_never_longer_than_its_limit(
     entries = entries_of(user("Hi."))
     with suppress(SummaryReplyError):
         text = await ask_for_summary(
-            parrot(reply), previous, entries, token_limit=limit, counter=COUNTER
+            parrot(reply),
+            previous,
+            entries,
+            token_limit=limit,
+            counter=COUNTER,
+            **UNCOUNTED,
         )
         assert COUNTER.count(text) <= limit
         assert limit < 10 or re.search(r"\w", text)
@@ -447,6 +453,6 @@ async def test_a_long_answer_does_not_hold_up_the_event_loop() -> None:
     counter = as_counter(tokenize)
     said = entries_of(user(reply))
     assert await ask_for_summary(
-        parrot(reply), reply, said, token_limit=20_000, counter=counter
+        parrot(reply), reply, said, token_limit=20_000, counter=counter, **UNCOUNTED
     )
     assert in_loop == []
