@@ -60,7 +60,7 @@ class _Server(MCPServer):
 
 
 def memory_server(
-    memory: "CondensedMemory", *, in_session: bool = False, read_only: bool = False
+    memory: "CondensedMemory", *, in_session: bool, read_only: bool
 ) -> MCPServer:
     """Return a server with the tools of ``MemoryToolSpec``, and ``list_memories``.
 

@@ -78,7 +78,7 @@ def messages_from_json(
 
 
 def moved_from_json(
-    source: str | bytes | Iterable[Json], *, show_progress: bool = False
+    source: str | bytes | Iterable[Json], *, show_progress: bool
 ) -> list[ChatMessage]:
     """As ``messages_from_json``, but messages of an export are each a ``MovedMessage``."""
     messages = []

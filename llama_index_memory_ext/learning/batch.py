@@ -320,7 +320,7 @@ def batch_end(
     days: Sequence[date | None],
     *,
     token_limit: int,
-    most_turns: int | None = None,
+    most_turns: int | None,
 ) -> int:
     """Return the number of messages, oldest first, that go into one request; 0 without messages.
 

@@ -23,14 +23,14 @@ class RequestBudget(NamedTuple):
 
 
 def request_budget(
-    window: int | None, fixed: int, *, halved: float = 0, answer: int | None = None
+    window: int | None, fixed: int, *, halved: float, answer: int | None
 ) -> RequestBudget:
     """Return the budget in a window beside ``fixed`` tokens of instructions.
 
     The budget is halved ``halved`` times. If the ``window`` is unknown (None), it leaves
     the whole budget. ``answer``: the most tokens that the settings of the model allow.
 
-    >>> request_budget(8_192, 1_000)
+    >>> request_budget(8_192, 1_000, halved=0, answer=None)
     RequestBudget(batch=3878, facts=145, answer=1939)
     """
     budget = RequestBudget()

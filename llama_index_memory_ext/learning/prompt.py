@@ -33,7 +33,7 @@ _SHORT_ANSWER = 40
 
 def extraction_prompt(
     lines: Sequence[Utterance],
-    known_facts: Sequence[Fact] = (),
+    known_facts: Sequence[Fact],
     *,
     said_on: date,
     categories: Categories = CATEGORIES,

@@ -63,7 +63,7 @@ class Window:
     offset: tzinfo | None = None
 
     def extended_by(
-        self, new: Sequence[Entry], *, with_days: bool = False
+        self, new: Sequence[Entry], *, with_days: bool
     ) -> tuple[Entry, ...]:
         """Return the entries and the new entries, with the tokens of a heading where the day changes.
 

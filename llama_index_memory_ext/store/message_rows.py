@@ -81,7 +81,7 @@ def insert_messages(
     user_id: str | None = None,
     *,
     archived: int,
-    replaced: Sequence[LogRow] = (),
+    replaced: Sequence[LogRow],
 ) -> list[ChatMessage]:
     """Write messages, the first ``archived`` of them into the log, and return copies of the archived messages.
 
@@ -97,7 +97,9 @@ def insert_messages(
     rows = []
     for i, message in enumerate(messages):
         data = storable(message)
-        default = speakers.get(_words_of(data), user_id)
+        default = user_id
+        if speakers:
+            default = speakers.get(_words_of(data), user_id)
         rows.append(
             {
                 "key": key,

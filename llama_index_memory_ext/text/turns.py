@@ -48,7 +48,7 @@ class Utterance(NamedTuple):
     @property
     def is_users(self) -> bool:
         """Whether the user wrote it."""
-        return self.role == MessageRole.USER.value
+        return self.role == MessageRole.USER
 
 
 class Question(NamedTuple):

@@ -177,7 +177,7 @@ async def shown(names: Names) -> dict[str, Any]:
         await memory.aput(ChatMessage(question))
         sent = await memory.aget()
         tools = MemoryToolSpec(memory, token_limit=8_000)
-        server = memory_server(memory)
+        server = memory_server(memory, in_session=False, read_only=False)
         lines = [
             Utterance(1, "user", names.text + "."),
             Utterance(2, "assistant", f"{names.text} garden"),

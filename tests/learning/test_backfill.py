@@ -276,12 +276,12 @@ def test_batches_hold_whole_turns_of_one_day_and_no_more_than_fits(
         (starts, tokens, day)
         for (starts, tokens, _), day in zip(rows, days_in_order, strict=True)
     ]
-    assert batch_end([], [], [], token_limit=100) == 0
+    assert batch_end([], [], [], token_limit=100, most_turns=None) == 0
     while left:
         starts, tokens, days = zip(
             *[(one[0], one[1], date(2024, 1, one[2])) for one in left], strict=True
         )
-        end = batch_end(starts, tokens, days, token_limit=100)
+        end = batch_end(starts, tokens, days, token_limit=100, most_turns=None)
         batch, left = left[:end], left[end:]
         assert batch
         assert len({day for begins, _, day in batch if begins}) <= 1

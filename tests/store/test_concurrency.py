@@ -101,7 +101,7 @@ async def test_a_write_that_has_not_begun_in_time_is_not_stored_later(
         assert go_on.wait(60)
 
     def write(tx: Transaction) -> None:
-        insert_messages(tx, "chat", [user("late")], archived=0)
+        insert_messages(tx, "chat", [user("late")], archived=0, replaced=())
 
     first = asyncio.create_task(store.database.run(hold))
     await asyncio.sleep(0)

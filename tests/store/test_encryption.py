@@ -426,7 +426,7 @@ async def test_a_write_that_has_begun_ends_before_the_database_is_encrypted(
     def write(tx: Any) -> None:
         loop.call_soon_threadsafe(has_begun.set)
         may_end.wait(20)
-        insert_messages(tx, "chat", [user(CANARIES[0])], archived=0)
+        insert_messages(tx, "chat", [user(CANARIES[0])], archived=0, replaced=())
 
     writing = asyncio.create_task(plain.database.run(write, sessions=["chat"]))
     await has_begun.wait()
