@@ -213,7 +213,7 @@ def open_engine(url: URL, seconds: float, pool_size: int, set_up: str = "") -> E
             raise StoreError(
                 f"The database file {url.database!r} needs a folder {str(folder)!r}: create it first."
             )
-        # The runner begins and ends transactions, in any thread.
+        # ``Database`` begins and ends transactions, in any thread.
         pool["pool_reset_on_return"] = None
         arguments = {
             "timeout": seconds,

@@ -51,8 +51,6 @@ _INSERT_DATA = """
 INSERT INTO {rows} (key, timestamp, role, status, data, user_id)
 VALUES (:key, :timestamp, :role, :status, :data, :user_id)
 """
-# Why an answer is cancelled, if not by its caller.
-_TOO_LATE = "too late"
 # Any number that no other program uses for an advisory lock.
 _MAKING_LOCK = 7_453_010_323_281_277_817
 # The places of the SQLite databases that the parent was using when it forked this
@@ -114,14 +112,14 @@ class Database:
         self._lent = lent
         self._rows = rows
         self._pool_size = settings.pool_size
-        # None before the first use.
+        # None before the first use, and after a close.
         self.engine: Engine | None = None
-        # Connections to a SQLite file that no job uses: to take one from the pool and
+        # Open connections to SQLite that no job uses: to take one from the pool and to
         # give it back takes longer than a statement.
         self._idle: list[Connection] = []
         # The statement with which each connection begins.
         self.set_up = ""
-        # Held to open and to close the engine.
+        # Held to open and to close the engine, and to take an idle connection.
         self._guard = thread_lock()
         # Whether all tables exist.
         self._is_ready = False
@@ -309,7 +307,7 @@ class Database:
         *,
         writes: bool,
     ) -> T:
-        """Return the result of a step on a connection, and on these sessions and users.
+        """Run a step on a connection under the locks of these sessions and users, and return its result.
 
         Raises a StoreTimeoutError after ``seconds``; 0: the time for one call.
         """
@@ -324,44 +322,48 @@ class Database:
             self._threads.enter(job)
         else:
             task = loop.create_task(self._in_loop(self._lent, job))
-        timer = loop.call_later(seconds, answer.cancel, _TOO_LATE)
+
+        def expire() -> None:
+            if answer.done():
+                return
+            answer.set_exception(StoreTimeoutError(name, seconds, writes=writes))
+            self._threads.withdraw(job)
+            if task and self.backend == "postgresql":
+                # A cancelled statement of SQLite goes on in its thread, and would keep
+                # its lock.
+                task.cancel()
+
+        timer = loop.call_later(seconds, expire)
         try:
             return await answer
-        except asyncio.CancelledError as error:
-            is_late = error.args == (_TOO_LATE,)
-            # The write of a cancelled caller goes on to its end.
-            if is_late or not writes:
-                self._threads.withdraw(job)
-            if not is_late:
-                raise
         finally:
             timer.cancel()
-        if task is not None and self.backend == "postgresql":
-            # A cancelled statement of SQLite goes on in its thread, and would keep its
-            # lock.
-            task.cancel()
-        raise StoreTimeoutError(name, seconds, writes=writes)
+            answer.cancel()
+            # The write of a cancelled caller goes on to its end.
+            if not writes:
+                self._threads.withdraw(job)
 
     def _work(self, job: Job) -> Any:
         """Do a job on a connection, in this thread."""
         conn = self._connection(job)
+        is_kept = False
         try:
             result = self._transact(conn, job)
-            # Also a read leaves a transaction of SQLAlchemy's.
+            # SQLAlchemy begins a transaction for a read, too.
             conn.rollback()
-        except BaseException:
-            conn.close()
-            raise
-        with self._guard:
-            if conn.engine is not self.engine:
-                # Its pool is gone, and would leave it open.
-                conn.invalidate()
-            elif self.backend == "sqlite":
-                self._idle.append(conn)
-                return result
-        # The pool tests a connection to a server before each use.
-        conn.close()
-        return result
+            # A server may have ended an idle connection, which only the pool notices.
+            is_kept = self.backend == "sqlite"
+            return result
+        finally:
+            with self._guard:
+                if conn.engine is not self.engine:
+                    # Its pool was disposed, and would never close it.
+                    is_kept = False
+                    conn.invalidate()
+                if is_kept:
+                    self._idle.append(conn)
+            if not is_kept:
+                conn.close()
 
     def _connection(self, job: Job) -> Connection:
         """Return a connection that no other job uses, of an engine that is open."""
@@ -374,8 +376,8 @@ class Database:
                 )
             if self._is_ready and self._file_id != address.file_id(self.identity.place):
                 # Connections would go on with the deleted file. Each call that waits fails.
-                self._file_id = 0
                 self._close()
+                self._file_id = 0
             if self.engine is None:
                 if self.is_gone:
                     raise StoreError(
@@ -482,7 +484,7 @@ class Database:
         return True
 
     def begin_in_child(self) -> object:
-        """Begin anew after a fork, and return the parent's connections, which may not be closed here."""
+        """Begin anew after a fork, and return the parent's connections, which may not be collected here."""
         parents = (self.engine, self._idle)
         keeps_engine = self.in_memory and not self._threads.is_working()
         if not keeps_engine:

@@ -97,9 +97,7 @@ def insert_messages(
     rows = []
     for i, message in enumerate(messages):
         data = storable(message)
-        default = user_id
-        if speakers:
-            default = speakers.get(_words_of(data), user_id)
+        default = speakers.get(_words_of(data), user_id)
         rows.append(
             {
                 "key": key,

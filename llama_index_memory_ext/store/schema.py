@@ -181,7 +181,8 @@ class Tables:
             "digest": _Encrypted(cipher.encrypt_digest, cipher.decrypt_digest),
             "vector": _Encrypted(cipher.encrypt_vector, cipher.decrypt_vector),
         }
-        # The same statement is built once: to build it takes as long as to run it.
+        # The statements by their texts, each built once; to build one takes as long as to
+        # run it.
         self._built: dict[str, Any] = {}
         dialect: Any = make_url(f"{backend}://").get_dialect()
         preparer = dialect(paramstyle="named").identifier_preparer
@@ -220,7 +221,7 @@ class Tables:
         return self._built[statement]
 
     def note_columns(self, statement: str, names: Iterable[str]) -> None:
-        """Note which columns a query has returned: SQLAlchemy then does not look them up at each call."""
+        """Note the columns of a query, in order: SQLAlchemy then does not look for them by name at each call."""
         columns = [sa.column(name, self.encrypted_columns.get(name)) for name in names]
         self._built[statement] = self._built[statement].element.columns(*columns)
 

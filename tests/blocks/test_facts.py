@@ -317,7 +317,9 @@ def test_a_program_that_just_ends_is_told_what_to_call(
     uri = "" if end == "in memory" else database_uri
     with serve(learner) as server:
         done = run_forked(PROGRAM, server.api_base, uri, "x", end)
-    assert (done.returncode, done.stderr.count("\n")) == (0, int(end == "just ends"))
+    assert (done.returncode, done.stderr.count("\n")) == (0, int(end == "just ends")), (
+        done.stderr
+    )
     if end == "just ends":
         assert "last turns of session 'chat'" in done.stderr
         assert "`await memory.aclose()`" in done.stderr

@@ -7,6 +7,8 @@ import copy
 import json
 import pickle
 import sqlite3
+import subprocess
+import sys
 import traceback
 from contextlib import closing
 from dataclasses import replace
@@ -383,6 +385,22 @@ async def test_a_store_that_is_dropped_open_says_how_to_close_it(
     with pytest.warns(ResourceWarning, match=r"await store.aclose\(\)"):
         store.database.__del__()
     await store.aclose()
+
+
+def test_a_program_that_ends_with_an_open_memory_prints_nothing() -> None:
+    """As a first try in memory; of a file, the end of the program warns."""
+    program = (
+        "import asyncio\n"
+        "from llama_index.core.llms import ChatMessage\n"
+        "from llama_index_memory_ext import CondensedMemory\n"
+        "async def main():\n"
+        "    memory = CondensedMemory.from_defaults('chat', extract_facts=False)\n"
+        "    await memory.aput(ChatMessage('one'))\n"
+        "asyncio.run(main())\n"
+    )
+    command = [sys.executable, "-W", "default", "-c", program]
+    done = subprocess.run(command, capture_output=True, check=True)
+    assert done.stderr == b""
 
 
 async def test_what_finds_a_session_deleted_does_not_make_it_again(
