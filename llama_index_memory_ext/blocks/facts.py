@@ -287,28 +287,11 @@ class RelevantFactsBlock(LearningBlock):
     ) -> FactsForPrompt:
         """Return the lines of the profile, and of the best facts that fit beside it."""
         ranking = self._rank(showable, question, surroundings)
-        limit = surroundings.limit
+        best = ranking.fit(surroundings.limit)
         return FactsForPrompt(
-            self._section_of(ranking.profile(), showable.lines, self.profile_limit),
-            self._section_of(ranking.fit(limit), showable.lines, limit),
+            _section_of(ranking.profile(), showable.lines),
+            _section_of(best, showable.lines),
         )
-
-    def _section_of(
-        self,
-        entries: Sequence[RankedFact],
-        line_of: Mapping[str, Part],
-        limit: int,
-    ) -> Section:
-        """Return the lines of facts within the limit, with the facts that they show."""
-        lines = []
-        for entry in entries:
-            line = line_of[entry.fact.id]
-            lines.append(Part(line.kind, line.text, line.tokens, sources=(entry,)))
-        section = counted_section(lines, self.tokenizer_fn)
-        # By some tokenizers a text has more tokens than its lines.
-        if section.tokens > limit:
-            return section.without(section.tokens - limit, self.tokenizer_fn)
-        return section
 
     def _announce(
         self,
@@ -591,3 +574,12 @@ def _make_ranker(
     embedding_ranker = EmbeddingRanker(model, lexical=ranker, keeper=keeper)
     store.jobs.watch(embedding_ranker)
     return embedding_ranker
+
+
+def _section_of(entries: Sequence[RankedFact], line_of: Mapping[str, Part]) -> Section:
+    """Return the lines of facts, with the facts that they show."""
+    lines = []
+    for entry in entries:
+        line = line_of[entry.fact.id]
+        lines.append(Part(line.kind, line.text, line.tokens, sources=(entry,)))
+    return Section(lines, sum(line.tokens for line in lines))

@@ -114,8 +114,8 @@ class RankedFact(NamedTuple):
     ``turns``: the question and the turns before it.
     ``past``: the fact was true before, and the question is about the past.
     ``languages``: the languages that the question may have; None for any.
-    ``place``: "profile" in front of the record, "question" for the other facts of a
-    prompt, "" outside a prompt.
+    ``place``: "profile" in front of the record, "question" for a fact that may stand
+    behind it, "" outside a prompt.
     """
 
     fact: Fact
@@ -424,7 +424,7 @@ class Ranking(NamedTuple):
     def concerning(self, among: Sequence[int] | None = None) -> Iterator[RankedFact]:
         """Yield the facts that concern the question, best first, without facts that the prompt shows elsewhere.
 
-        ``among``: the places of the facts; None: of all facts.
+        ``among``: the facts to choose from, by their numbers; None: all facts.
         ``min_similarity`` decides. Pinned facts always stay.
 
         - Above 0: of the best 256 facts, the facts that cover this share of the question
@@ -494,8 +494,10 @@ class Ranking(NamedTuple):
         def tokens_of(entry: RankedFact) -> int:
             return self.showable.lines[entry.fact.id].tokens
 
-        share = int(FIRST_SHARE * limit)
-        front = take_fitting(self.concerning(self.showable.first), tokens_of, share)
+        front: list[RankedFact] = []
+        if self.showable.first:
+            first = self.concerning(self.showable.first)
+            front = take_fitting(first, tokens_of, int(FIRST_SHARE * limit))
         ids = {entry.fact.id for entry in front}
         behind = (entry for entry in self.concerning() if entry.fact.id not in ids)
         return take_fitting(

@@ -378,10 +378,12 @@ class TfidfRanker:
         """Return how often each row has the words of a group, by their weights."""
         # Sorted, so that the sums do not depend on the process.
         postings = [self._postings[written] for written in sorted(group)]
-        rows = np.concatenate([_view(posting.rows) for posting in postings])
-        counts = np.concatenate([_view(posting.counts) for posting in postings])
         # Faster than sums at indices.
-        return np.bincount(rows, counts, len(self._rows))
+        counts = [
+            np.bincount(_view(posting.rows), _view(posting.counts), len(self._rows))
+            for posting in postings
+        ]
+        return sum(counts[1:], counts[0])
 
     def _shares_of_neighbours(self) -> list[Values]:
         """Return the share between each row and the row at each distance behind it, 0 for another sequence."""
