@@ -207,7 +207,7 @@ def is_small_talk(statement: str) -> bool:
     is_greeting = rest != statement or not interjections.isdisjoint(
         _word_beginnings(without_names)
     )
-    if is_greeting:
+    if is_greeting and not _mentions_user(statement):
         rest = pattern(r"\b[A-ZÀ-ÞА-Я]\w*").sub(" ", rest)
     telling = keywords(rest) - keywords(" ".join(light_words))
     for code in languages_of(statement):

@@ -93,7 +93,7 @@ def numbers_in(text: str) -> frozenset[str]:
 
 
 def new_names(statement: str, words: str) -> set[str]:
-    """Return the names of a statement that the words do not have.
+    """Return the names of a statement that are no part of the words.
 
     A name is a word with a capital within a sentence, or a word with a sign such as "_"
     or "@" in it.

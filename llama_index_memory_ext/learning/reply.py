@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 # The tags around the texts that a model reads. It copies quotes from there, where these
 # tags are escaped.
 TAGS = ("transcript", "known_facts", "rejected_facts")
-# No honest reply has more entries, and each takes time to check. Broken JSON of more
-# entries or characters is not mended: that may take seconds.
+# No honest reply has more entries, and each takes time to check. Broken JSON with more
+# braces or characters is not mended: that may take seconds.
 _MOST_ENTRIES = 200
 _MOST_MENDED = 8_000
 

@@ -161,12 +161,11 @@ def visible(text: str) -> str:
     return pattern(_STRAY_JOINER).sub("", text)
 
 
-# A sentence ends behind its marks, of any script, and the quotation marks and brackets
-# there. Dots of numbers, addresses and titles end none.
+# A sentence ends behind its marks, of any script. A mark before a letter or a digit, and
+# the dot of a title, ends none. ``(?=.)`` keeps an empty part from the end.
 _MARKS = ".!?\u3002\uff01\uff1f\u061f\u055e\u1367\u2047\u2048\u2049\u203d"
 _NO_END = r"(?<=\b(?:St|Mr|Ms|Dr))\.|(?<=\b(?:Mrs|Str))\.|(?<=\bProf)\.|[.!?](?=\w)"
-_CLOSING = "\"'\u201d\u2019)\\]*\u300d\u300f\uff09"
-_SENTENCE = rf"(?s)(?=.)(?:[^{_MARKS}\n]|{_NO_END})*(?:[{_MARKS}]+[{_CLOSING}]*)?\s*"
+_SENTENCE = rf"(?s)(?=.)(?:[^{_MARKS}\n]|{_NO_END})*[{_MARKS}]*\s*"
 
 
 def sentences_in(text: str) -> list[str]:
