@@ -20,12 +20,15 @@ from nbformat.v4 import new_code_cell
 from notebook_outputs import DRAWN, difference, refresh
 from PIL import Image
 
+# On a fixed day: a fact is also found by its day, which has a word less from the 1st to the 9th.
 BEGIN = f"""
 import sys
+import time_machine
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 import drawn
 del sys.path[0]
 drawn.begin(get_ipython().events)
+time_machine.travel("2026-11-20T12:00Z").start()
 """
 END = "import json; print(json.dumps(drawn.DIGESTS))"
 # A picture with lines and letters needs no more, and has half the bytes.
