@@ -289,9 +289,30 @@ class RelevantFactsBlock(LearningBlock):
         ranking = self._rank(showable, question, surroundings)
         best = ranking.fit(surroundings.limit)
         return FactsForPrompt(
-            _section_of(ranking.profile(), showable.lines),
-            _section_of(best, showable.lines),
+            self._section_of(ranking.profile(), showable.lines, self.profile_limit),
+            self._section_of(best, showable.lines, surroundings.limit),
         )
+
+    def _section_of(
+        self,
+        entries: Sequence[RankedFact],
+        line_of: Mapping[str, Part],
+        limit: int,
+    ) -> Section:
+        """Return the lines of facts within the limit, with the facts that they show."""
+        lines = []
+        tokens = 0
+        for entry in entries:
+            line = line_of[entry.fact.id]
+            lines.append(Part(line.kind, line.text, line.tokens, sources=(entry,)))
+            tokens += line.tokens
+        if self.tokenizer_fn.function is None:
+            # By an encoding, a text has as many tokens as its lines.
+            return Section(lines, tokens)
+        section = counted_section(lines, self.tokenizer_fn)
+        if section.tokens > limit:
+            return section.without(section.tokens - limit, self.tokenizer_fn)
+        return section
 
     def _announce(
         self,
@@ -574,12 +595,3 @@ def _make_ranker(
     embedding_ranker = EmbeddingRanker(model, lexical=ranker, keeper=keeper)
     store.jobs.watch(embedding_ranker)
     return embedding_ranker
-
-
-def _section_of(entries: Sequence[RankedFact], line_of: Mapping[str, Part]) -> Section:
-    """Return the lines of facts, with the facts that they show."""
-    lines = []
-    for entry in entries:
-        line = line_of[entry.fact.id]
-        lines.append(Part(line.kind, line.text, line.tokens, sources=(entry,)))
-    return Section(lines, sum(line.tokens for line in lines))

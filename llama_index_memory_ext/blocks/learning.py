@@ -141,9 +141,8 @@ class LearningBlock(LogBlock):
 
     def namespace_of(self, session_id: str) -> str:
         """Return the namespace of a session's facts: the user, or a name that no user can have."""
-        own = self._own_namespace
-        if own is not None:
-            return own
+        if self._own_namespace is not None:
+            return self._own_namespace
         if self.user_id is None:
             return namespace_of_session(session_id)
         return self.user_id

@@ -153,8 +153,8 @@ def explain(ranking: Ranking, most: int | None = None) -> Explanation:
     )
     for entry in ranking.concerning():
         reasons[entry.fact.id] = "left out: no room"
-    shown = [*ranking.profile(), *ranking.fit(limit)]
-    places = {entry.fact.id: entry.place for entry in shown}
+    entries = [*ranking.profile(), *ranking.fit(limit)]
+    places = {entry.fact.id: entry.place for entry in entries}
     facts = []
     tokens = 0
     for number, entry in enumerate(ranked, 1):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, count
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
@@ -217,7 +217,7 @@ class ShowableFacts:
         self.past_ids = past_ids
         self._suppress_failures = suppress_failures
         self.ids = tuple(fact.id for fact in self.facts)
-        self.places = dict(zip(self.ids, range(len(self.ids)), strict=True))
+        self.places = dict(zip(self.ids, count(), strict=False))
         self.first = [i for i, fact in enumerate(self.facts) if why_first(fact)]
         self.confidences = _numbers(fact.confidence for fact in self.facts)
         self.lengths = _numbers(
@@ -494,10 +494,8 @@ class Ranking(NamedTuple):
         def tokens_of(entry: RankedFact) -> int:
             return self.showable.lines[entry.fact.id].tokens
 
-        front: list[RankedFact] = []
-        if self.showable.first:
-            first = self.concerning(self.showable.first)
-            front = take_fitting(first, tokens_of, int(FIRST_SHARE * limit))
+        share = int(FIRST_SHARE * limit)
+        front = take_fitting(self.concerning(self.showable.first), tokens_of, share)
         ids = {entry.fact.id for entry in front}
         behind = (entry for entry in self.concerning() if entry.fact.id not in ids)
         return take_fitting(

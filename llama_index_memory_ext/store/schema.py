@@ -222,8 +222,9 @@ class Tables:
 
     def note_columns(self, statement: str, names: Iterable[str]) -> None:
         """Note the columns of a query, in order: SQLAlchemy then does not look for them by name at each call."""
-        columns = [sa.column(name, self.encrypted_columns.get(name)) for name in names]
-        self._built[statement] = self._built[statement].element.columns(*columns)
+        self._built[statement] = self._built[statement].element.columns(
+            *(sa.column(name, self.encrypted_columns.get(name)) for name in names)
+        )
 
     def _build(self, statement: str) -> Any:
         types = dict(_TYPES)

@@ -79,13 +79,13 @@ class TokenCounter:
         self, name: str = "o200k_base", tokenizer_fn: Tokenizer | None = None
     ) -> None:
         self.name = name
-        self._tokenizer_fn = tokenizer_fn
+        self.function = tokenizer_fn
         self._count_long = lru_cache(16)(lambda text: len(self(text)))
 
     def __call__(self, text: str) -> list[Any]:
         """Return the tokens of a text: their ids, or as many zeros as are estimated if nothing could be loaded."""
-        if self._tokenizer_fn is not None:
-            return self._tokenizer_fn(text)
+        if self.function is not None:
+            return self.function(text)
         encoding = _encoding(self.name)
         if encoding is None:
             ascii_characters = len(text.encode("ascii", "ignore"))
@@ -100,7 +100,7 @@ class TokenCounter:
 
     async def load(self) -> None:
         """Load the vocabulary in a thread, unless it is loaded, so that the event loop does not wait."""
-        if self._tokenizer_fn is None and self.name not in _loaded:
+        if self.function is None and self.name not in _loaded:
             await asyncio.to_thread(_encoding, self.name)
 
     def count(self, text: str) -> int:
@@ -146,7 +146,7 @@ class TokenCounter:
     def _cut(self, text: str, ids: list[Any], tokens: int) -> str:
         """Return the first n tokens of a text, or its last n tokens for -n. ``ids`` are all of its tokens."""
         encoding = None
-        if self._tokenizer_fn is None:
+        if self.function is None:
             encoding = _encoding(self.name)
         if encoding is None:
             length = int(len(text) * tokens / max(len(ids), 1))
@@ -160,7 +160,7 @@ class TokenCounter:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, TokenCounter):
             return NotImplemented
-        return (self.name, self._tokenizer_fn) == (other.name, other._tokenizer_fn)
+        return (self.name, self.function) == (other.name, other.function)
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -169,7 +169,7 @@ class TokenCounter:
         return f"TokenCounter({self.name!r})"
 
     def __reduce__(self) -> tuple[type[TokenCounter], tuple[str, Tokenizer | None]]:
-        return type(self), (self.name, self._tokenizer_fn)
+        return type(self), (self.name, self.function)
 
 
 def as_counter(tokenizer: Tokenizer) -> TokenCounter:

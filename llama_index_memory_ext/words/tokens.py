@@ -339,9 +339,7 @@ def words_in(text: str, codes: Sequence[str] = ()) -> Iterator[Word]:
             yield Word(word.written, term_of(word.written, code))
 
 
-# Each question is asked with the turns before it.
-@lru_cache(maxsize=64)
-def terms_in(text: str, codes: tuple[str, ...] = ()) -> tuple[str, ...]:
+def terms_in(text: str, codes: Sequence[str] = ()) -> tuple[str, ...]:
     """Return the terms of ``words_in``."""
     return tuple(word.term for word in words_in(text, codes))
 

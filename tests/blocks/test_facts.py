@@ -498,3 +498,20 @@ async def test_a_fact_is_changed_as_it_is_at_that_moment(
             await change
     assert await book.alist(state="all") == []
     await store.aclose()
+
+
+async def test_facts_keep_their_limit_by_a_tokenizer_whose_texts_have_more_tokens_than_their_lines(
+    open_memory: OpenMemory,
+) -> None:
+    def tokenize(text: str) -> list[str]:
+        lines = text.count("</fact>")
+        return text.split() + ["between lines"] * (lines * (lines - 1) // 2)
+
+    memory = open_memory("chat", tokenizer_fn=tokenize, facts_token_limit=200)
+    for number in range(20):
+        await memory.facts.aadd(f"Likes tea number {number}")
+    text = await memory.facts_block.aget(
+        [user("Which tea do I like?")], session_id="chat"
+    )
+    assert "<fact" in text
+    assert len(tokenize(text)) <= 200

@@ -219,7 +219,7 @@ def test_limits_and_the_error_travel_with_a_pickle() -> None:
 async def test_a_call_that_ends_after_its_store_was_closed_leaves_the_file_free(
     tmp_path: Path, open_store: OpenStore
 ) -> None:
-    """Or a file that is put in the place of a deleted one would not be written."""
+    """An open connection would keep a lock on the file, and would outlive its replacement."""
     file = tmp_path / "memory.db"
     store = open_store(f"sqlite+aiosqlite:///{file}", operation_timeout=0.2)
     await store.add_message("chat", user("one"))
