@@ -287,10 +287,11 @@ class RelevantFactsBlock(LearningBlock):
     ) -> FactsForPrompt:
         """Return the lines of the profile, and of the best facts that fit beside it."""
         ranking = self._rank(showable, question, surroundings)
-        best = ranking.fit(surroundings.limit)
         return FactsForPrompt(
             self._section_of(ranking.profile(), showable.lines, self.profile_limit),
-            self._section_of(best, showable.lines, surroundings.limit),
+            self._section_of(
+                ranking.fit(surroundings.limit), showable.lines, surroundings.limit
+            ),
         )
 
     def _section_of(

@@ -346,24 +346,23 @@ class Database:
     def _work(self, job: Job) -> Any:
         """Do a job on a connection, in this thread."""
         conn = self._connection(job)
-        is_kept = False
         try:
             result = self._transact(conn, job)
             # SQLAlchemy begins a transaction for a read, too.
             conn.rollback()
-            # A server may have ended an idle connection, which only the pool notices.
-            is_kept = self.backend == "sqlite"
-            return result
-        finally:
-            with self._guard:
-                if conn.engine is not self.engine:
-                    # Its pool was disposed, and would never close it.
-                    is_kept = False
-                    conn.invalidate()
-                if is_kept:
-                    self._idle.append(conn)
-            if not is_kept:
-                conn.close()
+        except BaseException:
+            conn.close()
+            raise
+        with self._guard:
+            if conn.engine is not self.engine:
+                # Its pool was disposed, and would never close it.
+                conn.invalidate()
+            elif self.backend == "sqlite":
+                self._idle.append(conn)
+                return result
+        # A server may end an idle connection, which only the pool notices.
+        conn.close()
+        return result
 
     def _connection(self, job: Job) -> Connection:
         """Return a connection that no other job uses, of an engine that is open."""

@@ -339,6 +339,8 @@ def words_in(text: str, codes: Sequence[str] = ()) -> Iterator[Word]:
             yield Word(word.written, term_of(word.written, code))
 
 
+# The turns before a question are read again with the next questions.
+@lru_cache(maxsize=64)
 def terms_in(text: str, codes: Sequence[str] = ()) -> tuple[str, ...]:
     """Return the terms of ``words_in``."""
     return tuple(word.term for word in words_in(text, codes))
