@@ -379,11 +379,11 @@ class TfidfRanker:
         # Sorted, so that the sums do not depend on the process.
         postings = [self._postings[written] for written in sorted(group)]
         # Faster than sums at indices.
-        counts = [
+        counts: Values = sum(  # type: ignore[assignment]  # 0 only for no word
             np.bincount(_view(posting.rows), _view(posting.counts), len(self._rows))
             for posting in postings
-        ]
-        return np.sum(counts, axis=0)
+        )
+        return counts
 
     def _shares_of_neighbours(self) -> list[Values]:
         """Return the share between each row and the row at each distance behind it, 0 for another sequence."""
@@ -412,6 +412,8 @@ def _words_in(text: str) -> list[str]:
 
 def _with_neighbours(own: Values, near: Sequence[Values]) -> Values:
     """Return a number for each row, with shares of the numbers of the rows around it."""
+    if not near:
+        return own
     sums = own.copy()
     for distance, shares in enumerate(near, 1):
         sums[distance:] += shares * own[:-distance]
