@@ -69,17 +69,15 @@ def read_json(text: str) -> Json:
     >>> read_json('Sure: [{"quote": "I ski"}, {"quote": "I sw')
     [{'quote': 'I ski'}]
     """
-    with suppress(ValueError):
-        return json.loads(text, strict=False)
     start = re.search(r"[\[{]", text)
-    end = text.rfind("}") + 1 or text.rfind("]") + 1
-    if (
-        start is None
-        or not start.start() < end <= start.start() + _MOST_MENDED
-        or text.count("{") > _MOST_ENTRIES
-    ):
+    end = max(text.rfind("}"), text.rfind("]")) + 1
+    part = text[start.start() : end] if start else ""
+    for written in (text, part):
+        with suppress(ValueError):
+            return json.loads(written, strict=False)
+    if not part or len(part) > _MOST_MENDED or part.count("{") > _MOST_ENTRIES:
         raise ValueError("It has no JSON that can be read.")
-    return json_repair.loads(text[start.start() : end], skip_json_loads=True)
+    return json_repair.loads(part, skip_json_loads=True)
 
 
 def _entries_in(value: Json) -> Iterator[dict[str, Json]]:
@@ -162,7 +160,7 @@ def read_confidence(value: Json) -> float:
 
 def _read_number(value: Json) -> int:
     """Return the number of a known fact; 0 for anything else."""
-    return int(value) if re.fullmatch(r"\d{1,9}", str(value), re.ASCII) else 0
+    return int(value) if re.fullmatch(r"[0-9]{1,9}", str(value)) else 0
 
 
 class NewFact(BaseModel):
@@ -214,7 +212,7 @@ def read_facts(text: str, categories: Categories, *, by_tool: bool) -> list[NewF
     try:
         value = read_json(answer)
         entries = list(islice(_entries_in(value), _MOST_ENTRIES))
-        is_reply = bool(entries) or _is_nothing(value)
+        is_reply = entries or _is_nothing(value)
     except (ValueError, RecursionError):
         is_reply = False
     if not is_reply:

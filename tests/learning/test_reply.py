@@ -130,6 +130,19 @@ def test_broken_json_is_mended(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "frame", ["{}", "```json\n{}\n```", "Here they are: {} That is all."]
+)
+def test_a_long_reply_is_read_whole_with_text_around_it(frame: str) -> None:
+    facts = []
+    for number in range(180):
+        bicycles = f"{number} red bicycles"
+        facts.append({"quote": f"I own {bicycles}", "fact": f"Owns {bicycles}"})
+    text = json.dumps(facts)
+    assert len(text) > 12_000
+    assert contents(facts_in(frame.format(text))) == [fact["fact"] for fact in facts]
+
+
+@pytest.mark.parametrize(
     "cut",
     ['{"message": 2, "quo', '{"quote": "my 2', '{"quote": "my 2 cats", "fact": "Has 2 c', '{"quote": "my 2 cats"'],
 )  # fmt: skip
