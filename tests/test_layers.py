@@ -72,9 +72,9 @@ learning    prompt report > budget reply > categories
 ---
 # the tables of the database, and each transaction on them
 store       __init__ > deletion retention vacuum log sessions links >
-            message_rows row_deletion owners facts lost_words vectors >
-            readers > rows > database > marks versions > transaction >
-            address cache schema > encryption tables
+            message_rows row_deletion owners vectors >
+            facts lost_words readers > rows > database > marks versions >
+            transaction > address cache schema > encryption tables
 # the similarity of two texts, by words and by meaning
 search      embeddings > tfidf
 # messages of other programs, as JSON
@@ -117,6 +117,7 @@ WITH_ONE_IMPORTER = {
     "memory/moving.py": "is loaded when a program moves messages",
     "agents/tools.py": "is a public class of its own",
     "facts/concern.py": "measures how a fact covers a question, apart from the scores",
+    "store/lost_words.py": "says which words a fact loses, apart from the database",
     "memory/preview.py": "is for programs that show a prompt, and public",
     "models/any_openai.py": "is public, and knows models of other servers",
     "models/offline.py": "is public, and data about the topics of a first try",

@@ -31,7 +31,7 @@ from llama_index_memory_ext.store.address import (
 )
 from llama_index_memory_ext.store.cache import StoreCache
 from llama_index_memory_ext.store.database import Database, read_data
-from llama_index_memory_ext.store.deletion import delete_sessions, forget_user
+from llama_index_memory_ext.store.deletion import forget_session, forget_user
 from llama_index_memory_ext.store.encryption import Cipher, EncryptionKey, TextFunction
 from llama_index_memory_ext.store.facts import Facts
 from llama_index_memory_ext.store.log import Log
@@ -427,9 +427,9 @@ class MemoryStore(SQLAlchemyChatStore):
         Return the numbers of ``"messages"`` and ``"cursors"``; the owners count as
         cursors.
         """
-        counts = await self.database.run(delete_sessions, [key], sessions=[key])
+        counts = await self.database.run(forget_session, key, sessions=[key])
         self.cache.drop([key])
-        return {kind: counts[kind] for kind in ("messages", "cursors")}
+        return counts
 
     async def forget_user(
         self, user_id: str, *, session_ids: Collection[str] = (), vacuum: bool = True

@@ -14,14 +14,9 @@ from llama_index_memory_ext.store.facts import (
     put_facts,
     select_facts,
 )
-from llama_index_memory_ext.store.lost_words import (
-    Remaining,
-    read_remaining,
-    without_words,
-)
 from llama_index_memory_ext.store.owners import readers_of_facts
 from llama_index_memory_ext.store.readers import read_turns, sessions_of_user
-from llama_index_memory_ext.store.row_deletion import delete_rows
+from llama_index_memory_ext.store.row_deletion import delete_rows, lose_rows
 from llama_index_memory_ext.store.tables import WITHOUT_USER, vectors_namespace
 
 if TYPE_CHECKING:
@@ -121,19 +116,13 @@ def forget_user(
             user.namespaces.add(owner.user_id)
         elif owner.user_id != user_id:
             user.sessions[owner.key].add(owner.user_id)
-    counts: Counter[str] = Counter()
     shared = {key for key, users in user.sessions.items() if users}
+    for key in shared.difference(owned):
+        # The caller has named the session, but the user does not own it.
+        del user.sessions[key]
+    counts = forget_facts(tx, user, read_by)
     for key in shared:
-        # The readers that extract the user's facts.
-        readers = readers_of_facts(tx, key, user_id)
-        deleted = tx.execute(_DELETE_READERS, key=key, names=readers)
-        counts["cursors"] += deleted.rowcount
-        if key in owned:
-            counts.update(_delete_turns(tx, key, user_id))
-        else:
-            # The caller has named the session, but the user does not own it.
-            del user.sessions[key]
-    counts.update(forget_words(tx, user, read_by))
+        counts.update(_leave_session(tx, key, user_id, is_owned=key in owned))
     counts.update(delete_sessions(tx, sessions - shared, user.namespaces))
     kinds = ("messages", "cursors", "facts", "embeddings")
     return Forgotten(
@@ -143,17 +132,30 @@ def forget_user(
     )
 
 
-def _delete_turns(tx: Transaction, key: str, user_id: str) -> dict[str, int]:
-    """Delete an owner of a session of several users, with the owner's turns; return the number of rows by kind."""
-    owners = tx.execute(_DELETE_OWNER, key=key, user_id=user_id).rowcount
+def _leave_session(
+    tx: Transaction, key: str, user_id: str, *, is_owned: bool
+) -> Counter[str]:
+    """Delete a user's readers from a session of others, and an owner with their turns; return deleted rows by kind."""
+    # The readers that extract the user's facts.
+    readers = readers_of_facts(tx, key, user_id)
+    cursors = tx.execute(_DELETE_READERS, key=key, names=readers).rowcount
     ids: list[int] = []
-    for turn in read_turns(tx, key):
-        is_question = turn[0].role == MessageRole.USER.value
-        # The words of an unknown speaker count as the user's.
-        if is_question and turn[0].user_id in (None, "", user_id):
-            ids.extend(row.id for row in turn)
-    messages = delete_rows(tx, key, ids) if ids else 0
-    return {"cursors": owners, "messages": messages}
+    if is_owned:
+        cursors += tx.execute(_DELETE_OWNER, key=key, user_id=user_id).rowcount
+        for turn in read_turns(tx, key):
+            is_question = turn[0].role == MessageRole.USER.value
+            # The words of an unknown speaker count as the user's.
+            if is_question and turn[0].user_id in (None, "", user_id):
+                ids.extend(row.id for row in turn)
+        delete_rows(tx, key, ids, with_words=True)
+    return Counter(cursors=cursors, messages=len(ids))
+
+
+def forget_session(tx: Transaction, key: str) -> dict[str, int]:
+    """Delete a session, as ``MemoryStore.forget``; its facts stay, with their words."""
+    lose_rows(tx, key)
+    counts = delete_sessions(tx, [key])
+    return {kind: counts[kind] for kind in ("messages", "cursors")}
 
 
 def delete_sessions(
@@ -183,12 +185,12 @@ def _namespaces_that_read(tx: Transaction, keys: Collection[str]) -> set[str]:
     return namespaces
 
 
-def forget_words(
+def forget_facts(
     tx: Transaction, user: DeletedUser, read_by: Collection[str]
 ) -> Counter[str]:
     """Delete the facts that other namespaces have learned from the words of a user; return their numbers by kind.
 
-    Facts that stay lose the user's words. ``user.contents`` is filled.
+    ``user.contents`` is filled.
 
     ``read_by``: the namespaces that have read the user's sessions; the user's words
     may have ended their facts.
@@ -207,27 +209,16 @@ def forget_words(
     )
     namespaces = set(reached) - user.namespaces
     tx.lock((), user.namespaces | namespaces)
-    remaining = {}
-    for key, users in user.sessions.items():
-        # Of a session without other users, nothing remains.
-        if users and namespaces:
-            remaining[key] = read_remaining(tx, key)
     counts: Counter[str] = Counter()
     for namespace in namespaces:
-        counts.update(_forget_words_in(tx, namespace, user, remaining))
+        counts.update(_forget_facts_in(tx, namespace, user))
     return counts
 
 
-def _forget_words_in(
-    tx: Transaction,
-    namespace: str,
-    user: DeletedUser,
-    remaining: Mapping[str, Remaining],
+def _forget_facts_in(
+    tx: Transaction, namespace: str, user: DeletedUser
 ) -> Counter[str]:
-    """Delete the facts of a user's words from one namespace, and these words from its other facts.
-
-    Return the numbers of deleted rows by kind.
-    """
+    """Delete the facts of a user's words from one namespace; return the numbers of deleted rows by kind."""
     rows = select_facts(tx, namespace)
     stored = parse_facts(tx, rows)
     deleted = set()
@@ -235,17 +226,12 @@ def _forget_words_in(
         if user.owns_words_of(namespace, row, stored.get(row.id)):
             deleted.add(row.id)
     deleted |= only_ending(stored, deleted)
-    changed = []
-    for row in rows:
-        if row.id in stored and row.id not in deleted:
-            fact = stored[row.id]
-            if row.session_id in remaining:
-                fact = without_words(fact, remaining[row.session_id])
-            if fact.replaced_by in deleted:
-                # The reason may quote the user.
-                fact = fact.model_copy(update={"retired_reason": None})
-            if fact != stored[row.id]:
-                changed.append(fact)
+    changed = [
+        # The reason may quote the user.
+        fact.model_copy(update={"retired_reason": None})
+        for fact in stored.values()
+        if fact.replaced_by in deleted and fact.id not in deleted
+    ]
     put_facts(tx, namespace, changed)
     return delete_with_vectors(tx, namespace, deleted)
 

@@ -11,7 +11,6 @@ from llama_index.core.bridge.pydantic import ValidationError
 from llama_index_memory_ext.agent_view import ALL_FACTS, SHARED_FACTS, AgentView
 from llama_index_memory_ext.errors import EncryptionError, FactError
 from llama_index_memory_ext.fact import Fact, duplicate_key, mark_edited, retire
-from llama_index_memory_ext.store.readers import rows_by_id
 from llama_index_memory_ext.store.rows import FactsVersion
 from llama_index_memory_ext.store.tables import display_name
 from llama_index_memory_ext.store.transaction import StorePart, Transaction, door
@@ -72,6 +71,7 @@ DO UPDATE SET change = excluded.change, agent_id = excluded.agent_id, data = exc
     session_id = COALESCE(excluded.session_id, facts.session_id),
     said_by = COALESCE(facts.said_by, excluded.said_by)
 """
+_HAS_ROW = "SELECT EXISTS (SELECT 1 FROM {rows} WHERE key = :key AND id {in_row_ids})"
 _SET_CHANGE = "UPDATE {users} SET change = :change WHERE namespace = :namespace"
 _SET_EPOCH = "UPDATE {users} SET epoch = :epoch WHERE namespace = :namespace"
 _DELETE_FACTS = "DELETE FROM {facts} WHERE namespace = :namespace AND id {in_ids}"
@@ -236,8 +236,8 @@ def write_facts(
 def _are_said(tx: Transaction, facts: Sequence[Fact]) -> bool:
     """Return whether each fact that names its messages still has one of them."""
     for fact in facts:
-        ids = fact.message_ids
-        if ids and not rows_by_id(tx, fact.session_id or "", ids):
+        ids = list(fact.message_ids)
+        if ids and not tx.scalar(_HAS_ROW, key=fact.session_id, row_ids=ids):
             return False
     return True
 

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from llama_index_memory_ext.fact import Fact, utc_now
-from llama_index_memory_ext.store.readers import find_rows
-from llama_index_memory_ext.text.turns import spoken
-from llama_index_memory_ext.words import visible
-
-if TYPE_CHECKING:
-    from llama_index_memory_ext.store.transaction import Transaction
 
 # A line of at most so many characters may stand in other messages by chance.
 _SHORT_LINE = 80
@@ -25,13 +19,6 @@ class Remaining(NamedTuple):
 
     ids: set[int]
     text: str
-
-
-def read_remaining(tx: Transaction, key: str) -> Remaining:
-    """Return the rows that remain of a session, with lines in the form of the ``source`` of a fact."""
-    rows = find_rows(tx, key)
-    texts = [visible(spoken(row.message)) for row in rows]
-    return Remaining({row.id for row in rows}, "\n".join(["", *texts, ""]))
 
 
 def without_words(fact: Fact, remaining: Remaining) -> Fact:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from llama_index_memory_ext.store.facts import parse_facts, put_facts
-from llama_index_memory_ext.store.lost_words import read_remaining, without_words
 from llama_index_memory_ext.store.owners import readers_of_facts
 from llama_index_memory_ext.store.readers import find_rows, read_turns
 from llama_index_memory_ext.store.row_deletion import delete_rows
@@ -15,12 +13,8 @@ from llama_index_memory_ext.text.turns import ends_with_answer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.store.transaction import Transaction
 
-_SELECT_FACTS_OF_SESSION = """
-SELECT namespace, id, data FROM {facts} WHERE session_id = :session_id ORDER BY namespace
-"""
 # The sessions that may have turns to delete: retention locks no other session. An
 # unknown time is 0.
 SELECT_DUE = """
@@ -63,27 +57,8 @@ def retain_messages(
     if not ids:
         tx.rollback()
         return {"unread": unread_rows}
-    delete_rows(tx, key, ids)
-    changed = _lose_words(tx, key)
+    changed = delete_rows(tx, key, ids, with_words=True)
     return {"messages": len(ids), "facts": changed, "unread": unread_rows}
-
-
-def _lose_words(tx: Transaction, session_id: str) -> int:
-    """Delete the words of deleted messages from facts of a session; return the number of changed facts."""
-    rows = tx.rows(_SELECT_FACTS_OF_SESSION, session_id=session_id)
-    if not rows:
-        return 0
-    remaining = read_remaining(tx, session_id)
-    changed: dict[str, list[Fact]] = {}
-    for row in rows:
-        for fact in parse_facts(tx, [row]).values():
-            remaining_fact = without_words(fact, remaining)
-            if remaining_fact != fact:
-                changed.setdefault(row.namespace, []).append(remaining_fact)
-    tx.lock((), changed)
-    for namespace, facts in changed.items():
-        put_facts(tx, namespace, facts)
-    return sum(map(len, changed.values()))
 
 
 def _due_turns(

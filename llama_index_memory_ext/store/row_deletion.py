@@ -1,10 +1,13 @@
-"""The deletion of messages: their rows, ids and vectors, and the cursors behind them."""
+"""The deletion of messages: their rows, ids and vectors, the cursors after them, and the facts that name them."""
 
 from __future__ import annotations
 
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.errors import EncryptionError
+from llama_index_memory_ext.store.facts import parse_facts, put_facts
+from llama_index_memory_ext.store.lost_words import Remaining, without_words
 from llama_index_memory_ext.store.readers import (
     find_rows,
     put_cursor,
@@ -12,10 +15,13 @@ from llama_index_memory_ext.store.readers import (
     rows_by_id,
 )
 from llama_index_memory_ext.store.tables import ACTIVE, ROWS, vectors_namespace
+from llama_index_memory_ext.text.turns import spoken
+from llama_index_memory_ext.words import visible
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Collection, Sequence
 
+    from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.store.rows import LogRow
     from llama_index_memory_ext.store.transaction import Transaction
     from llama_index_memory_ext.text.messages import Json
@@ -42,23 +48,30 @@ SELECT reader, state, COALESCE((
 ), 0) AS remaining
 FROM {cursors} AS cursors WHERE key = :key AND position >= :first
 """
+_SELECT_FACTS = """
+SELECT namespace, id, data FROM {facts} WHERE session_id = :session_id ORDER BY namespace
+"""
 
 
-def delete_rows(tx: Transaction, key: str, ids: Sequence[int]) -> int:
-    """Delete the rows with these ids, which are sorted, and return the number of deleted rows.
+def delete_rows(
+    tx: Transaction, key: str, ids: Sequence[int], *, with_words: bool = False
+) -> int:
+    """Delete the rows with these ids, which are sorted, and return the number of facts that name them.
 
-    The session gets a new epoch, also without ``ids``, so that its readers read it
-    again. A cursor at or behind the first deleted row moves back, because a later row
-    may get the id of a deleted row. ``move_cursor`` says which cursors begin again.
+    A later row may get the id of a deleted row. So a cursor at or after the first
+    deleted row moves back; ``move_cursor`` says which cursors begin again. And facts lose
+    the ids; ``with_words``, they lose the words of the messages, too. The session gets a
+    new epoch, also without ``ids``, so that its readers read it again.
     """
-    count = 0
+    facts = 0
     if ids:
         _delete_vectors(tx, key, ids)
         tx.execute(_DELETE_MESSAGE_IDS, key=key, row_ids=ids)
-        count = tx.execute(_DELETE_ROWS, key=key, row_ids=ids).rowcount
+        tx.execute(_DELETE_ROWS, key=key, row_ids=ids)
         _move_cursors_back(tx, key, ids)
+        facts = _lose_words(tx, key) if with_words else lose_rows(tx, key, ids)
     renew_session(tx, key)
-    return count
+    return facts
 
 
 def delete_row(tx: Transaction, key: str, row_id: int) -> LogRow | None:
@@ -117,3 +130,43 @@ def _without_deleted(
     if entries or position:
         return {**state, ROWS: entries}
     return None
+
+
+# ---- facts ----
+
+
+def lose_rows(tx: Transaction, key: str, ids: Collection[int] | None = None) -> int:
+    """Take these rows from the facts of a session, None: all rows; return the number of changed facts."""
+
+    def without_rows(fact: Fact) -> Fact:
+        kept = tuple(i for i in fact.message_ids if ids is not None and i not in ids)
+        return fact.model_copy(update={"message_ids": kept})
+
+    return _change_facts(tx, key, without_rows)
+
+
+def _lose_words(tx: Transaction, key: str) -> int:
+    """Take deleted rows and their words from the facts of a session; return the number of changed facts."""
+    # Most sessions have no facts, and need not be read.
+    remaining = cache(partial(_read_remaining, tx, key))
+    return _change_facts(tx, key, lambda fact: without_words(fact, remaining()))
+
+
+def _read_remaining(tx: Transaction, key: str) -> Remaining:
+    """Return the rows that remain of a session, with lines in the form of the ``source`` of a fact."""
+    rows = find_rows(tx, key)
+    texts = [visible(spoken(row.message)) for row in rows]
+    return Remaining({row.id for row in rows}, "\n".join(["", *texts, ""]))
+
+
+def _change_facts(tx: Transaction, key: str, change: Callable[[Fact], Fact]) -> int:
+    facts: dict[str, list[Fact]] = {}
+    for row in tx.rows(_SELECT_FACTS, session_id=key):
+        for fact in parse_facts(tx, [row]).values():
+            changed = change(fact)
+            if changed != fact:
+                facts.setdefault(row.namespace, []).append(changed)
+    tx.lock((), facts)
+    for namespace, changed_facts in facts.items():
+        put_facts(tx, namespace, changed_facts)
+    return sum(map(len, facts.values()))
