@@ -280,12 +280,11 @@ class BatchReader:
         times = [min(at or now, now) for at in times_of(rows, self.block.zone)]
         pairs = zip(times, lines, strict=True)
         question_times = [said_at for said_at, line in pairs if line.is_users]
-        # Rows before the first question belong to a turn of an earlier batch.
-        turns = len(question_times) + (not lines[0].is_users)
         return Batch(
             unread,
             [line for line in lines if line.text],
-            turns,
+            # Rows before the first question belong to its turn: no batch parts them.
+            max(len(question_times), 1),
             question_times[-1] if question_times else now,
             times[-1],
             before,

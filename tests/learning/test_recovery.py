@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from llama_index.core.llms import ChatMessage
 
 from llama_index_memory_ext.blocks import LogBlock
 from llama_index_memory_ext.errors import (
@@ -24,7 +25,7 @@ from llama_index_memory_ext.learning.progress import (
     after_failure,
     progress_of,
 )
-from tests.conversation import user
+from tests.conversation import assistant, user
 from tests.learning.learning import Learns, contents, likes, poisoned, talk
 from tests.memories import OpenMemory
 from tests.openai_server import Message, fail, say
@@ -86,6 +87,31 @@ async def test_a_turn_that_fails_for_good_is_set_aside_and_all_others_are_read(
     assert (await again.astats()).set_aside == ()
     # As a process does that has listed the turn before.
     assert (await extractor.extract_again(turn)).usage.calls == 0
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        [assistant("Hello! How can I help?")],
+        [
+            ChatMessage("I like beer", additional_kwargs={"user_id": "bob"}),
+            assistant("Ok."),
+        ],
+    ],
+    ids=["greeting", "another user"],
+)
+async def test_a_turn_behind_messages_that_are_no_turn_of_the_user_is_set_aside(
+    learns: Learns, before: list[ChatMessage]
+) -> None:
+    """Otherwise no later message of the session would ever be read."""
+    memory, _ = learns(poisoned(BAD["unreadable"], "wine"), shared=True)
+    await memory.aput_messages([*before, *talk("wine", "tea")])
+    # Each try of a model that was never understood ends a flush.
+    for _ in range(4):
+        await memory.aflush()
+    stats = await memory.astats()
+    assert (stats.pending, len(stats.set_aside)) == (0, 1)
+    assert await contents(memory) == ["Likes tea"]
 
 
 async def test_three_tries_have_a_pause_between_them_and_survive_a_restart(
