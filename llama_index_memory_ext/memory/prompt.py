@@ -47,7 +47,7 @@ class Turn(NamedTuple):
     follows.
     ``query``: the active messages, and the question if they lack it; the blocks select
     their content for them.
-    ``question_follows``: whether the caller sends the question behind the prompt.
+    ``question_follows``: whether the caller sends the question after a completed turn.
     """
 
     snapshot: Snapshot
@@ -148,9 +148,9 @@ async def read_prompt(
     """
     turn = await _read_turn(memory, question)
     # The messages that the model receives beside the memory.
-    messages = turn.messages
+    messages = turn.query
     if turn.question_follows:
-        messages = [*turn.query, template.ACKNOWLEDGED]
+        messages = [*messages, template.ACKNOWLEDGED]
     room = memory.token_limit - reserved - await tokens_of(memory, messages)
     contents = await _ask_blocks(memory, turn, room, unread, block_kwargs)
     fitted = await _fit(memory, contents, room, turn.messages)

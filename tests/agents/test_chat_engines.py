@@ -270,3 +270,20 @@ async def test_a_question_to_come_has_its_room_within_the_limit(
     await memory.aput_messages([user("word " * 150), assistant("Fine.")])
     assert await memory.aget(input="Two?")
     assert await memory.aget(input="word " * 290) == []
+
+
+async def test_a_question_to_come_has_its_room_beside_a_turn_without_an_answer(
+    open_memory: OpenMemory,
+) -> None:
+    """As after a stream that was interrupted: the engine sends both questions."""
+    memory = open_memory(
+        token_limit=600, condensed_token_limit=550, facts_token_limit=0
+    )
+    await memory.aput_messages([user("word " * 400), assistant("Fine.")])
+    await memory.aput(user("One?"))
+    question = user("word " * 500)
+    prompt = await memory.aget(input=question)
+    counts = [
+        message_tokens(message, memory.tokenizer_fn) for message in [*prompt, question]
+    ]
+    assert sum(counts) <= 600
