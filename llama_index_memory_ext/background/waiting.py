@@ -36,8 +36,8 @@ async def wait_for_owner(
 ) -> None:
     """Wait until the jobs of an owner in this process have ended, except jobs of the session ``except_session``.
 
-    The wait takes at most ``seconds``. After a job that has failed, or that took longer,
-    no call waits until a job has succeeded.
+    The wait takes at most ``seconds``; 0: there is no wait. After a job that has failed, or
+    that took longer, no call waits until a job has succeeded.
     """
     tasks = [
         task
@@ -45,8 +45,10 @@ async def wait_for_owner(
         if key.owner == owner and key.session_id != except_session
     ]
     end = time.monotonic() + seconds
-    while any(task in running_jobs for task in tasks) and not owners_not_waited_for.get(
-        owner
+    while (
+        seconds
+        and any(task in running_jobs for task in tasks)
+        and not owners_not_waited_for.get(owner)
     ):
         if time.monotonic() >= end:
             owners_not_waited_for.put(owner, value=True)

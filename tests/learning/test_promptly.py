@@ -58,6 +58,23 @@ async def test_a_question_does_not_wait_for_its_own_session_or_without_a_time(
     await memory.aclose()
 
 
+async def test_a_memory_that_does_not_wait_keeps_no_other_from_waiting(
+    learns: Learns,
+) -> None:
+    go_on = threading.Event()
+    monday = learns(slow(go_on), "monday")[0]
+    hasty = learns(slow(go_on), "hasty", wait_for_facts=0)[0]
+    patient = learns(slow(go_on), "patient", wait_for_facts=60)[0]
+    await monday.aput_messages(talk("tea"))
+    assert await hasty.facts.alist() == []
+    await patient.aput(user("What do I like?"))
+    asking = asyncio.create_task(patient.aget())
+    assert (await asyncio.wait([asking], timeout=0.5))[0] == set()
+    go_on.set()
+    assert shown(sent_text(await asking)) == ["Likes tea"]
+    await monday.aclose()
+
+
 async def test_a_turn_whose_extraction_was_cancelled_is_read_when_the_next_one_begins(
     learns: Learns,
 ) -> None:
