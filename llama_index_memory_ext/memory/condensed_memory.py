@@ -298,7 +298,6 @@ class CondensedMemory(MemoryFields):
         async with self._calls():
             await self.acheck_session()
             await super().areset(status)
-        self.sql_store.jobs.unread.discard(self.session_id)
 
     async def aflush(self) -> None:
         """Move the last turn into the record, as the next question would; wait for facts and summary."""

@@ -20,7 +20,11 @@ from llama_index.core.storage.chat_store.sql import (
 from llama_index_memory_ext.background.loop import run
 from llama_index_memory_ext.background.registry import JobRegistry
 from llama_index_memory_ext.errors import EncryptionError, SettingError, StoreError
-from llama_index_memory_ext.settings import build_checked, describe_value
+from llama_index_memory_ext.settings import (
+    build_checked,
+    check_limit,
+    describe_value,
+)
 from llama_index_memory_ext.store.address import (
     DEFAULT_POOL_SIZE,
     DEFAULT_TIMEOUT_SECONDS,
@@ -333,6 +337,7 @@ class MemoryStore(SQLAlchemyChatStore):
     ) -> None:
         """Delete the messages of a session."""
         await self.log.delete_all(key, _statuses_of(status))
+        self.jobs.unread.discard(key)
         self.cache.drop([key])
 
     async def delete_oldest_messages(self, key: str, n: int) -> list[ChatMessage]:
@@ -428,6 +433,7 @@ class MemoryStore(SQLAlchemyChatStore):
         cursors.
         """
         counts = await self.database.run(forget_session, key, sessions=[key])
+        self.jobs.unread.discard(key)
         self.cache.drop([key])
         return counts
 
@@ -499,28 +505,29 @@ class MemoryStore(SQLAlchemyChatStore):
             and of due messages that stay because they are ``"unread"``.
 
         Raises:
-            SettingError: A number is out of its range. Nothing is deleted.
+            SettingError: Neither days nor messages are given, or one of them is no number of
+                its range. Nothing is deleted.
         """
-        if days is None:
-            days = _MOST_DAYS
-        if messages is None:
-            messages = LAST_ID
-        in_range = 0 < days <= _MOST_DAYS and messages >= 1
-        if not in_range or isinstance(session_ids, str):
+        check_limit("messages", messages)
+        is_usable = messages is not None
+        if days is not None:
+            is_usable = isinstance(days, int | float) and 0 < days <= _MOST_DAYS
+        if not is_usable or isinstance(session_ids, str):
             raise SettingError(
-                f"aretain takes days above 0, at most {_MOST_DAYS}, messages of at least 1, and a list of session_ids; "
-                f"got {describe_value(days)}, {describe_value(messages)} and {describe_value(session_ids)}. "
+                f"aretain takes days above 0, at most {_MOST_DAYS}, messages, or both, and a list of session_ids; got "
+                f"{describe_value(days)}, {describe_value(messages)} and {describe_value(session_ids)}. "
                 "Nothing was deleted."
             )
-        since = time.time_ns() - int(days * _DAY_NANOSECONDS)
+        since = time.time_ns() - int((days or _MOST_DAYS) * _DAY_NANOSECONDS)
+        most = messages or LAST_ID
         counts = Counter(messages=0, facts=0, unread=0)
         due = await self.database.run(
-            lambda tx: tx.scalars(SELECT_DUE, last=since, limit=messages), writes=False
+            lambda tx: tx.scalars(SELECT_DUE, last=since, limit=most), writes=False
         )
         for key in due:
             if session_ids is None or key in session_ids:
                 deleted = await self.database.run(
-                    retain_messages, key, since, messages, unread=unread, sessions=[key]
+                    retain_messages, key, since, most, unread=unread, sessions=[key]
                 )
                 counts.update(deleted)
                 self.cache.drop([key])

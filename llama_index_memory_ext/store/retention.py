@@ -21,10 +21,12 @@ SELECT_DUE = """
 SELECT key FROM {rows} GROUP BY key HAVING MIN(NULLIF(timestamp, 0)) < :last OR COUNT(*) > :limit
 """
 # The last row that all readers of facts have read; ``last_id`` without such a reader. The
-# cursor of a profile is left out: it stores a choice, and reads no messages.
+# cursor of a profile, "profile BLOCK of USER", is left out: it stores a choice, and reads
+# no messages. A block may have the name "profile", too.
 _SELECT_READ = """
 SELECT COALESCE(MIN(position), :last_id) FROM {cursors}
-WHERE key = :key AND reader {in_names} AND reader NOT LIKE 'profile %'
+WHERE key = :key AND reader {in_names}
+  AND (reader NOT LIKE 'profile %' OR reader LIKE 'profile of %' OR reader LIKE 'profile by %')
 """
 
 

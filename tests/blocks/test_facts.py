@@ -272,7 +272,7 @@ async def main(api_base, uri, name, end):
     )
     for i in range(5):
         await memory.aput_messages([user(f"I like tea. I use tool{name}{i}."), assistant("Fine.")])
-        if end != "just ends":
+        if end not in ("just ends", "forgets the session", "deletes"):
             await memory.facts_block.await_jobs("chat")
     await memory.aput(user("And now?"))
     if end == "closes":
@@ -281,6 +281,10 @@ async def main(api_base, uri, name, end):
         await memory.sql_store.aclose()
     if end == "forgets":
         await memory.aforget()
+    if end == "forgets the session":
+        await memory.sql_store.forget("chat")
+    if end == "deletes":
+        await memory.sql_store.delete_messages("chat")
 
 asyncio.run(main(*sys.argv[1:]))
 """
@@ -308,7 +312,16 @@ async def test_nothing_is_extracted_twice_by_three_processes(
 
 
 @pytest.mark.parametrize(
-    "end", ["waits", "closes its store", "forgets", "in memory", "just ends"]
+    "end",
+    [
+        "waits",
+        "closes its store",
+        "forgets",
+        "forgets the session",
+        "deletes",
+        "in memory",
+        "just ends",
+    ],
 )
 def test_a_program_that_just_ends_is_told_what_to_call(
     database_uri: str, end: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,7 @@ async def test_an_old_turn_goes_behind_a_younger_one(
         texts = " ".join(message.text for message in found.messages)
         assert (f"Tell {word}." in texts) == (f"Tell {word}." in left)
     assert await store.aretain(days=1) == NOTHING
-    assert await store.aretain() == NOTHING
+    assert await store.aretain(messages=9) == NOTHING
 
 
 async def test_the_words_on_both_sides_of_an_old_turn_leave_the_facts(
@@ -206,8 +207,12 @@ async def test_only_the_named_sessions_are_looked_at_and_none_of_an_empty_list(
         {"days": 0},
         {"days": -1},
         {"days": 40_000},
+        {"days": "90"},
+        {"days": timedelta(days=90)},
         {"messages": 0},
+        {"messages": "20"},
         {"days": 1, "session_ids": "chat"},
+        {},
     ],
 )
 async def test_what_is_out_of_range_is_refused(
@@ -215,7 +220,7 @@ async def test_what_is_out_of_range_is_refused(
 ) -> None:
     store = open_store()
     await on(store).aput_messages([*turn("one"), *turn("two")])
-    with pytest.raises(SettingError, match="retain takes days above 0"):
+    with pytest.raises(SettingError, match=r"days above 0|messages must be"):
         await store.aretain(**wrong)
     assert len(await said(store)) == 4
 
@@ -245,11 +250,12 @@ async def test_unread_messages_stay_until_they_are_read_or_named(
     await memory.facts_block.aclose()
 
 
+@pytest.mark.parametrize("block", ["facts", "profile"])
 async def test_a_turn_stays_until_the_slowest_reader_has_read_all_of_it(
-    store: MemoryStore,
+    store: MemoryStore, block: str
 ) -> None:
-    """A cursor may be within a turn."""
-    names = ["facts of ann", "facts of bob"]
+    """A cursor may be within a turn. A block may have any name."""
+    names = [f"{block} of ann", f"{block} of bob"]
     for name, word in (("ann", "tea"), ("bob", "milk")):
         access = SessionAccess(name, shared=True)
         await store.log.append("chat", turn(word), len, access=access, readers=names)
