@@ -51,6 +51,9 @@ _NO_SUCH_FACT = Rejection("unknown_fact", "It names no active fact.")
 _KNOWN_ALREADY = Rejection("duplicate", "It is known already.")
 # The most words of a sentence that is stored, about 60 tokens.
 _MOST_WORDS = 45
+# Of a question that is stored with its answer, the last characters: both stay below
+# ``MAX_FACT``.
+_MOST_ASKED = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,10 +288,10 @@ def why_retired(text: str) -> RetiredBy:
 
 
 def choose_wording(candidate: Candidate) -> Candidate:
-    """Return the candidate with its statements alone, or with the user's words if they say more than the user did.
+    """Return the candidate with its statements, or with the user's words if the statements say more than the user did.
 
     The user's words are the sentence of the quote that is closest to the fact; of a
-    sentence over 45 words, only the quote. A short answer is stored together with its
+    sentence over 45 words or 500 characters, only the quote. A short answer is stored together with its
     question; an answer that denies is always stored so.
     """
     source = candidate.source
@@ -300,7 +303,8 @@ def choose_wording(candidate: Candidate) -> Candidate:
     if statement and not is_no and not says_more(statement, words, source.facts_text):
         return candidate._replace(content=statement)
     if question:
-        answer = f'Asked "{question}", the user said "{place.text.strip()}".'
+        asked = question[-_MOST_ASKED:]
+        answer = f'Asked "{asked}", the user said "{place.text.strip()}".'
         return candidate._replace(content=answer)
     stating = list(filter(states_something, place.sentences))
     sentence = max(
@@ -308,6 +312,6 @@ def choose_wording(candidate: Candidate) -> Candidate:
         key=partial(count_shared, candidate.content),
         default="",
     )
-    if len(tokens_in(sentence)) > _MOST_WORDS:
+    if len(tokens_in(sentence)) > _MOST_WORDS or len(sentence) > MAX_FACT:
         sentence = place.quote[:MAX_FACT]
     return candidate._replace(content=sentence, is_users_words=True)

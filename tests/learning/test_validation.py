@@ -253,6 +253,20 @@ def test_of_a_book_only_the_words_around_the_quote_are_the_source() -> None:
     assert len(fact.source) == 2_000
 
 
+def test_no_fact_is_longer_than_500_characters_in_whose_words_it_may_be() -> None:
+    """A sentence of the user, and an answer with its question."""
+    places = " ".join(f"Llanfairpwllgwyngyll{number}" for number in range(40))
+    sentence = f"I have lived in {places}."
+    asked = Utterance(1, "assistant", f"Are you the person who has lived in {places}?")
+    for lines, quote in (
+        ([Utterance(1, "user", sentence)], sentence),
+        ([asked, Utterance(2, "user", "No")], "No"),
+    ):
+        outcome = gated(new("Has never lived in Rome", quote), lines=lines, known=())
+        (fact,) = outcome.accepted
+        assert 400 < len(fact.content) <= 500
+
+
 def test_words_that_are_in_no_row_of_the_log_give_a_fact_without_a_session() -> None:
     lines = [Utterance(0, "user", "I prefer pytest.")]
     outcome = gated(new("Prefers pytest"), lines=lines, known=(), session_id="chat")
