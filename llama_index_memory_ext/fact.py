@@ -358,6 +358,8 @@ def mark_edited(fact: Fact, stored: Fact) -> Fact:
 
 # A pending fact with this ``said_as`` only ends other facts, and states nothing itself.
 ONLY_ENDS: SaidAs = "denied"
+# Its content, by the content of the fact that it ends.
+NO_LONGER_TRUE = "No longer true: {}"
 _NOT_PENDING: dict[str, Any] = {"pending": False, "ends_facts": {}}
 
 

@@ -7,7 +7,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.events import Rejection
-from llama_index_memory_ext.fact import ENDING, ONLY_ENDS, Fact, duplicate_key, retire
+from llama_index_memory_ext.fact import (
+    ENDING,
+    NO_LONGER_TRUE,
+    ONLY_ENDS,
+    Fact,
+    duplicate_key,
+    retire,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -93,12 +100,12 @@ def _ends_at_once(ending: Fact, old: Fact) -> bool:
 
 
 def _with_ending(replacement: Fact | None, ending: Fact, old: Fact) -> Fact:
-    """Return the pending fact whose approval ends an old fact, and all facts that the old one was to end.
+    """Return a pending fact whose approval ends an old fact, and the facts that the old fact was to end.
 
-    Without a replacement it says that the old fact is no longer true.
+    It is the replacement, or else a fact that says that the old fact is no longer true.
     """
     pending = replacement or Fact(
-        content=f"No longer true: {old.content}",
+        content=NO_LONGER_TRUE.format(old.content),
         pending=True,
         category=old.category,
         agent_id=old.agent_id,

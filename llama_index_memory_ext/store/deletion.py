@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.base.llms.types import MessageRole
 
-from llama_index_memory_ext.fact import ONLY_ENDS, Fact
+from llama_index_memory_ext.fact import NO_LONGER_TRUE, Fact
 from llama_index_memory_ext.store.facts import (
     delete_with_vectors,
     parse_facts,
@@ -238,9 +238,9 @@ def _forget_facts_in(
 
 def only_ending(facts: Mapping[str, Fact], deleted: Collection[str]) -> set[str]:
     """Return the ids of the facts that only end a deleted fact: each repeats the content of the fact that it ends."""
-    contents = tuple(facts[fact_id].content for fact_id in deleted if fact_id in facts)
-    ending = set()
-    for fact in facts.values():
-        if fact.said_as == ONLY_ENDS and fact.content.endswith(contents):
-            ending.add(fact.id)
-    return ending
+    contents = {
+        NO_LONGER_TRUE.format(facts[fact_id].content)
+        for fact_id in deleted
+        if fact_id in facts
+    }
+    return {fact.id for fact in facts.values() if fact.content in contents}

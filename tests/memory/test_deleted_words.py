@@ -216,13 +216,15 @@ async def test_a_reason_goes_with_the_fact_that_has_replaced_another(
 async def test_a_fact_that_only_ends_a_fact_of_the_person_goes_with_it(
     store: MemoryStore,
 ) -> None:
-    """It repeats the words of the other one."""
+    """It repeats the words of the other one. The end of another fact stays."""
     await tell(on(store, "ann"), "I live in Annville1.")
     (fact,) = (await store.facts.read("team")).facts
-    ends = Fact(content=f"No longer true: {fact.content}", said_as=ONLY_ENDS)
-    await store.facts.write("team", [ends])
+    other = f"Bob says: {fact.content}"
+    for content in (fact.content, other):
+        ends = Fact(content=f"No longer true: {content}", said_as=ONLY_ENDS)
+        await store.facts.write("team", [ends])
     await store.forget_user("ann", vacuum=False)
-    assert await contents(store, "team") == []
+    assert await contents(store, "team") == [f"No longer true: {other}"]
 
 
 async def test_a_person_is_found_by_the_facts_when_the_messages_are_gone(
