@@ -170,18 +170,15 @@ def select_known_facts(
     facts that a few words end are short.
     """
     similarities = ranker.similarities(text)
-    similar = [fact for fact in facts if similarities.get(fact.id)]
-    similar.sort(key=lambda fact: similarities[fact.id], reverse=True)
-    shortest = sorted(facts, key=lambda fact: len(fact.content))
-    chosen = {}
-    total = 0
-    for candidates, most in ((similar, _MATCHING_SHARE * limit), (shortest, limit)):
-        for fact in candidates:
-            if fact.id in chosen:
-                continue
-            tokens = counter.count(f"{len(facts)}. {' '.join(fact.content.split())}\n")
-            if total + tokens > most:
-                break
-            chosen[fact.id] = fact
-            total += tokens
-    return list(chosen.values())
+    matching = [fact for fact in facts if similarities.get(fact.id)]
+    matching.sort(key=lambda fact: similarities[fact.id], reverse=True)
+
+    def tokens_of(fact: Fact) -> int:
+        return counter.count(f"{len(facts)}. {' '.join(fact.content.split())}\n")
+
+    similar = take_fitting(matching, tokens_of, int(_MATCHING_SHARE * limit))
+    chosen = set(similar)
+    others = [fact for fact in facts if fact not in chosen]
+    others.sort(key=lambda fact: len(fact.content))
+    remaining = limit - sum(map(tokens_of, similar))
+    return [*similar, *take_fitting(others, tokens_of, remaining)]

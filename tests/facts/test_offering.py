@@ -60,6 +60,14 @@ def test_what_is_corrected_is_among_them_also_without_a_word_in_common() -> None
     assert len(found) == len({fact.id for fact in found}) > 10
 
 
+def test_a_fact_that_is_too_long_keeps_no_other_from_being_among_them() -> None:
+    long = Fact(content="Aurora, aurora, aurora " + "again and " * 150)
+    cruise = Fact(content="Booked an aurora cruise with " + "old friends and " * 9)
+    found = offer([*events(150), cruise, long], "The aurora can wait.")
+    assert long not in found
+    assert cruise in found
+
+
 async def test_few_facts_are_shown_entirely(learns: Learns) -> None:
     memory, server = learns()
     for i in range(20):
