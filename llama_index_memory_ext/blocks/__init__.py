@@ -21,7 +21,7 @@ from llama_index.core.memory import BaseMemoryBlock
 
 from llama_index_memory_ext.background.recent import Recent
 from llama_index_memory_ext.background.waiting import JobKey
-from llama_index_memory_ext.errors import NoModelError
+from llama_index_memory_ext.errors import NoModelError, StoreError
 from llama_index_memory_ext.models.ask import Usage, llm_of_settings, without_history
 from llama_index_memory_ext.settings import TimeZone, build_checked, checked_zone
 from llama_index_memory_ext.store import MemoryStore
@@ -232,6 +232,15 @@ class LogBlock(BaseMemoryBlock[str]):
         if not await self._store.readers.has_session(session_id):
             _advise_on_settings(self.name)
 
+    async def _check_log(self, session_id: str) -> None:
+        """Raise a StoreError if the store of this block has no such session."""
+        if not await self._store.readers.has_session(session_id):
+            raise StoreError(
+                f"{self.class_name()}(store=...) reads the log of its store, but that store holds no message of "
+                f"session {session_id!r}: the memory keeps them elsewhere. Give both the same store: "
+                "Memory.from_defaults(chat_store=store, memory_blocks=[...])."
+            )
+
     def _see(self, session_id: str | None) -> str:
         """Remember a session for ``aflush``, and return its id."""
         if session_id is None:
@@ -311,7 +320,8 @@ class LogBlock(BaseMemoryBlock[str]):
 def _advise_on_settings(name: str) -> None:
     logger.warning(
         "Block %r was given no turn yet: this Memory keeps its turns in short-term memory. By default LlamaIndex "
-        "passes turns on after 28,000 of 40,000 tokens. Make the memory with Memory.from_defaults(..., "
-        'chat_history_token_ratio=0.0001, insert_method="user"), which passes on each turn when it is over.',
+        "passes turns on when they exceed seven tenths of its token_limit. Make the memory with "
+        'Memory.from_defaults(..., chat_history_token_ratio=0.0001, insert_method="user"), which passes on each turn '
+        "when it is over.",
         name,
     )

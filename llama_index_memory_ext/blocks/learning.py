@@ -278,10 +278,15 @@ class LearningBlock(LogBlock):
     async def anotice(
         self, session_id: str, *, answered: bool = False, asks: bool = False
     ) -> None:
-        """Extract facts if unread turns are due, or else after 300 quiet seconds.
+        """Extract facts if unread turns are due. Facts that are extracted as needed also follow 300 quiet seconds.
 
-        ``answered``: an answer has just ended a turn. ``asks``: a question follows it.
+        ``answered``: the last write held an answer. ``asks``: it ended with a new question.
+
+        Raises:
+            StoreError: The given store has no such session.
         """
+        if not self.has_record:
+            await self._check_log(session_id)
         if not self._extracts():
             return
         jobs = self._store.jobs

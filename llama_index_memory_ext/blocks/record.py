@@ -22,7 +22,6 @@ from typing_extensions import TypedDict
 
 from llama_index_memory_ext.blocks import DEFAULT_SESSION_ID, LogBlock
 from llama_index_memory_ext.blocks.limits import limits_of
-from llama_index_memory_ext.errors import StoreError
 from llama_index_memory_ext.events import (
     MessagesRecalledEvent,
     SummaryFailedEvent,
@@ -255,14 +254,9 @@ class CondensedMemoryBlock(LogBlock):
 
     async def anotice(self, session_id: str) -> None:
         """Summarise and embed in the background; raise a StoreError if the given store has no such session."""
-        if self.window(
-            session_id
-        ) is None and not await self._store.readers.has_session(session_id):
-            raise StoreError(
-                f"{self.class_name()}(store=...) shows the log of its store, but that store holds no message of "
-                f"session {session_id!r}: the memory keeps them elsewhere. Give both the same store: "
-                "Memory.from_defaults(chat_store=store, memory_blocks=[...])."
-            )
+        window = self.window(session_id)
+        if window is None or not (window.entries or window.has_left):
+            await self._check_log(session_id)
         if self.summarize:
             self.jobs.start(
                 self.job_key(session_id),

@@ -508,16 +508,7 @@ class MemoryStore(SQLAlchemyChatStore):
             SettingError: Neither days nor messages are given, or one of them is no number of
                 its range. Nothing is deleted.
         """
-        check_limit("messages", messages)
-        is_usable = messages is not None
-        if days is not None:
-            is_usable = isinstance(days, int | float) and 0 < days <= _MOST_DAYS
-        if not is_usable or isinstance(session_ids, str):
-            raise SettingError(
-                f"aretain takes days above 0, at most {_MOST_DAYS}, messages, or both, and a list of session_ids; got "
-                f"{describe_value(days)}, {describe_value(messages)} and {describe_value(session_ids)}. "
-                "Nothing was deleted."
-            )
+        _check_retention(days, messages, session_ids)
         since = time.time_ns() - int((days or _MOST_DAYS) * _DAY_NANOSECONDS)
         most = messages or LAST_ID
         counts = Counter(messages=0, facts=0, unread=0)
@@ -603,3 +594,17 @@ def _statuses_of(status: MessageStatus | None) -> Sequence[str]:
 def _plan_of(status: MessageStatus) -> Plan | None:
     """Return which messages a write moves into the log: all, or none for new active messages."""
     return len if MessageStatus(status) is MessageStatus.ARCHIVED else None
+
+
+def _check_retention(days: object, messages: object, session_ids: object) -> None:
+    """Raise a SettingError for arguments of ``aretain`` that are wrong or limit nothing."""
+    check_limit("messages", messages)
+    is_usable = messages is not None
+    if days is not None:
+        is_usable = isinstance(days, int | float) and 0 < days <= _MOST_DAYS
+    if not is_usable or isinstance(session_ids, str):
+        raise SettingError(
+            f"aretain takes days above 0, at most {_MOST_DAYS}, messages, or both, and a list of session_ids; got "
+            f"{describe_value(days)}, {describe_value(messages)} and {describe_value(session_ids)}. "
+            "Nothing was deleted."
+        )

@@ -17,6 +17,7 @@ from llama_index_memory_ext import (
     CondensedMemoryBlock,
     LimitError,
     MemoryStore,
+    RelevantFactsBlock,
     SettingError,
     StoreError,
     TokenCounter,
@@ -117,13 +118,17 @@ async def test_it_works_in_a_plain_memory(
         await store.aclose()
 
 
+@pytest.mark.parametrize("reads", [False, True])
+@pytest.mark.parametrize("block", [CondensedMemoryBlock, RelevantFactsBlock])
 async def test_a_store_that_the_memory_does_not_use_is_refused(
-    open_plain_memory: OpenPlainMemory, database_uri: str
+    open_plain_memory: OpenPlainMemory, database_uri: str, block: Any, reads: bool
 ) -> None:
     """It would stay empty, and nobody would know why; the messages are in the memory's own store."""
     store = MemoryStore(database_uri)
-    memory = open_plain_memory(CondensedMemoryBlock(store=store))
+    memory = open_plain_memory(block(store=store))
     await memory.aput(user("The first message."))
+    if reads:
+        await memory.aget()
     with pytest.raises(
         StoreError,
         match=r"Give both the same store: Memory.from_defaults\(chat_store=store",
