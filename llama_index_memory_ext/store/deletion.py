@@ -16,7 +16,7 @@ from llama_index_memory_ext.store.facts import (
 )
 from llama_index_memory_ext.store.owners import readers_of_facts
 from llama_index_memory_ext.store.readers import read_turns, sessions_of_user
-from llama_index_memory_ext.store.row_deletion import delete_rows, lose_rows
+from llama_index_memory_ext.store.row_deletion import delete_rows, lose_words
 from llama_index_memory_ext.store.tables import WITHOUT_USER, vectors_namespace
 
 if TYPE_CHECKING:
@@ -147,14 +147,14 @@ def _leave_session(
             # The words of an unknown speaker count as the user's.
             if is_question and turn[0].user_id in (None, "", user_id):
                 ids.extend(row.id for row in turn)
-        delete_rows(tx, key, ids, with_words=True)
+        delete_rows(tx, key, ids)
     return Counter(cursors=cursors, messages=len(ids))
 
 
 def forget_session(tx: Transaction, key: str) -> dict[str, int]:
-    """Delete a session, as ``MemoryStore.forget``; its facts stay, with their words."""
-    lose_rows(tx, key)
+    """Delete a session; its facts stay, and lose its words. Return the numbers of deleted messages and cursors."""
     counts = delete_sessions(tx, [key])
+    lose_words(tx, key)
     return {kind: counts[kind] for kind in ("messages", "cursors")}
 
 

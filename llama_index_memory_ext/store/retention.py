@@ -59,7 +59,7 @@ def retain_messages(
     if not ids:
         tx.rollback()
         return {"unread": unread_rows}
-    changed = delete_rows(tx, key, ids, with_words=True)
+    changed = delete_rows(tx, key, ids)
     return {"messages": len(ids), "facts": changed, "unread": unread_rows}
 
 

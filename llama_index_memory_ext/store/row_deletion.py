@@ -19,7 +19,7 @@ from llama_index_memory_ext.text.turns import spoken
 from llama_index_memory_ext.words import visible
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Sequence
 
     from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.store.rows import LogRow
@@ -53,15 +53,13 @@ SELECT namespace, id, data FROM {facts} WHERE session_id = :session_id ORDER BY 
 """
 
 
-def delete_rows(
-    tx: Transaction, key: str, ids: Sequence[int], *, with_words: bool = False
-) -> int:
-    """Delete the rows with these ids, which are sorted, and return the number of facts that name them.
+def delete_rows(tx: Transaction, key: str, ids: Sequence[int]) -> int:
+    """Delete the rows with these ids, which are sorted, and return the number of facts that have lost their words.
 
     A later row may get the id of a deleted row. So a cursor at or after the first
     deleted row moves back; ``move_cursor`` says which cursors begin again. And facts lose
-    the ids; ``with_words``, they lose the words of the messages, too. The session gets a
-    new epoch, also without ``ids``, so that its readers read it again.
+    the ids and the words of the rows. The session gets a new epoch, also without ``ids``,
+    so that its readers read it again.
     """
     facts = 0
     if ids:
@@ -69,7 +67,7 @@ def delete_rows(
         tx.execute(_DELETE_MESSAGE_IDS, key=key, row_ids=ids)
         tx.execute(_DELETE_ROWS, key=key, row_ids=ids)
         _move_cursors_back(tx, key, ids)
-        facts = _lose_words(tx, key) if with_words else lose_rows(tx, key, ids)
+        facts = lose_words(tx, key)
     renew_session(tx, key)
     return facts
 
@@ -135,21 +133,20 @@ def _without_deleted(
 # ---- facts ----
 
 
-def lose_rows(tx: Transaction, key: str, ids: Collection[int] | None = None) -> int:
-    """Take these rows from the facts of a session, None: all rows; return the number of changed facts."""
-
-    def without_rows(fact: Fact) -> Fact:
-        kept = tuple(i for i in fact.message_ids if ids is not None and i not in ids)
-        return fact.model_copy(update={"message_ids": kept})
-
-    return _change_facts(tx, key, without_rows)
-
-
-def _lose_words(tx: Transaction, key: str) -> int:
+def lose_words(tx: Transaction, key: str) -> int:
     """Take deleted rows and their words from the facts of a session; return the number of changed facts."""
     # Most sessions have no facts, and need not be read.
     remaining = cache(partial(_read_remaining, tx, key))
-    return _change_facts(tx, key, lambda fact: without_words(fact, remaining()))
+    changed: dict[str, list[Fact]] = {}
+    for row in tx.rows(_SELECT_FACTS, session_id=key):
+        for fact in parse_facts(tx, [row]).values():
+            remaining_fact = without_words(fact, remaining())
+            if remaining_fact != fact:
+                changed.setdefault(row.namespace, []).append(remaining_fact)
+    tx.lock((), changed)
+    for namespace, facts in changed.items():
+        put_facts(tx, namespace, facts)
+    return sum(map(len, changed.values()))
 
 
 def _read_remaining(tx: Transaction, key: str) -> Remaining:
@@ -157,16 +154,3 @@ def _read_remaining(tx: Transaction, key: str) -> Remaining:
     rows = find_rows(tx, key)
     texts = [visible(spoken(row.message)) for row in rows]
     return Remaining({row.id for row in rows}, "\n".join(["", *texts, ""]))
-
-
-def _change_facts(tx: Transaction, key: str, change: Callable[[Fact], Fact]) -> int:
-    facts: dict[str, list[Fact]] = {}
-    for row in tx.rows(_SELECT_FACTS, session_id=key):
-        for fact in parse_facts(tx, [row]).values():
-            changed = change(fact)
-            if changed != fact:
-                facts.setdefault(row.namespace, []).append(changed)
-    tx.lock((), facts)
-    for namespace, changed_facts in facts.items():
-        put_facts(tx, namespace, changed_facts)
-    return sum(map(len, facts.values()))
