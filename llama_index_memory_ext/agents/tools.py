@@ -149,7 +149,7 @@ def _is_order(sentence: str) -> bool:
 _CONFIDENCE = 0.9
 SHORT_ID_CHARACTERS = 8
 _WHOLE_ID_CHARACTERS = 64
-# An older message is no request any more.
+# Only words among so many last messages, of any speaker, are a request.
 _ASKING_LINES = 6
 _MOST_FOUND = 20
 _MOST_CANDIDATES = 5
@@ -188,8 +188,8 @@ class MemoryToolSpec(BaseToolSpec):
     confidence of a known fact is raised. A fact that says more than the user did is
     refused, because an agent also reads texts of other people.
 
-    Forgetting needs words of the user's last five messages, so a web page or a tool's
-    result cannot ask for it. The words must be an order to the memory; an order to edit
+    Forgetting needs words of the user among the last six messages of the conversation, so
+    a web page or a tool's result cannot ask for it. The words must be an order to the memory; an order to edit
     a text is ignored. Facts are forgotten all at once only after the tool has listed
     them and the user's next message has said yes. A forgotten fact is retired, not
     deleted (``memory.facts.restore``).
@@ -381,7 +381,9 @@ class MemoryToolSpec(BaseToolSpec):
             words, session_id=self.memory.session_id
         )
         # A fact that is only related by its meaning may not be the fact that is meant.
-        return [entry.fact for entry in ranked if entry.matched]
+        facts = [entry.fact for entry in ranked if entry.matched]
+        # The text around the quote of a fact may have the words, too.
+        return [fact for fact in facts if shares_word(fact.content, words)] or facts
 
     def _ask_which(self, candidates: Sequence[Fact]) -> str:
         lines = [

@@ -313,6 +313,20 @@ async def test_a_word_that_begins_an_id_means_the_fact_with_the_word(
     assert list(await active(memory)) == ["Likes tea"]
 
 
+async def test_a_word_means_the_fact_with_the_word_and_not_one_that_was_said_beside_it(
+    memory: CondensedMemory, spec: MemoryToolSpec
+) -> None:
+    """The text around a quote finds a fact, too."""
+    await memory.facts.aadd("Is allergic to nuts", source="I am allergic to nuts.")
+    await memory.facts.aadd(
+        "Bought a red bike", source="You are allergic to nuts.\nI bought a red bike."
+    )
+    await memory.aput(user("Forget that I am allergic to nuts."))
+    answer = await spec.aforget(["nuts"], "Forget that I am allergic to nuts")
+    assert answer.startswith("Forgotten: ")
+    assert list(await active(memory)) == ["Bought a red bike"]
+
+
 # ---- remembering ---------------------------------------------------------------------------------------
 
 
