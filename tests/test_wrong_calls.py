@@ -248,6 +248,30 @@ CALLS: list[tuple[Callable[[Any], Any], str, str, str]] = [
         "List them first",
     ),
     (
+        lambda memory: memory.facts.aretire("any", 5),
+        "reason must be a str",
+        "got 5",
+        "Pass the text itself",
+    ),
+    (
+        lambda memory: memory.facts.areject("any", reason=None),
+        "reason must be a str",
+        "got None",
+        "Pass the text itself",
+    ),
+    (
+        lambda _: opened(on_error=done),
+        "on_error must be a plain function",
+        "got an async def",
+        "asyncio.create_task",
+    ),
+    (
+        lambda _: opened(keep_messages=6),
+        "keep_messages=6 needs max_messages of at least 6",
+        "got None",
+        "Raise max_messages",
+    ),
+    (
         lambda memory: memory.facts.aapprove(["an id"]),
         "separate str arguments",
         "got a list",

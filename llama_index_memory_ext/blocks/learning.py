@@ -182,11 +182,12 @@ class LearningBlock(LogBlock):
         """
         readers = self._store.readers
         reader = self.reader_of(session_id)
-        page = await readers.page(session_id, reader, limit=1)
-        rows = await readers.find(session_id)
-        skipped = [row for row in rows if row.id > page.position][:count]
-        if skipped:
-            await readers.move(session_id, reader, page, skipped[-1].id)
+        cursor = await readers.cursor(session_id, reader)
+        rows = await readers.find(session_id, after=cursor.position, limit=count)
+        position = rows[-1].id if rows else cursor.position
+        # A registered session is read for facts also if nothing is skipped.
+        if rows or not cursor.registered:
+            await readers.move(session_id, reader, cursor, position)
 
     def job_key(self, session_id: str) -> JobKey:
         """Return the key of this block's job of a session."""

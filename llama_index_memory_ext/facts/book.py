@@ -254,6 +254,7 @@ class FactBook:
             FactError: No fact has this id.
         """
         by: RetiredBy = "change" if replaced_by else "hand"
+        check_text("reason", reason)
         _check_ids(replaced_by or "")
         return await self._change(
             fact_id, lambda fact: retire(fact, reason, self._now(), replaced_by, by=by)
@@ -288,6 +289,7 @@ class FactBook:
         Raises:
             FactError: As for ``aapprove``.
         """
+        check_text("reason", reason)
         return await self._decide(
             fact_ids, lambda fact, _, now: [retire(fact, reason, now, by="rejected")]
         )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from llama_index_memory_ext.background.failures import log_failure
 from llama_index_memory_ext.background.locks import lock_for
 from llama_index_memory_ext.errors import StoreError, blame_of
+from llama_index_memory_ext.memory.writing import access_of
 
 if TYPE_CHECKING:
     from llama_index_memory_ext.learning.extractor import Extracted, Extractor
@@ -59,7 +60,7 @@ async def backfill(
         failed: Whether to try the turns once more that were set aside.
 
     Raises:
-        StoreError: A session does not exist. No model was asked then.
+        StoreError: A session does not exist, or is another user's. No model was asked then.
     """
     store = memory.sql_store
     block = memory.facts_block
@@ -129,6 +130,7 @@ async def _sessions_to_read(
                 f"There is no session {name!r} in this database, so nothing was read. "
                 "`await memory.sql_store.get_keys()` lists the sessions."
             )
+        await memory.sql_store.log.check_owner(name, access_of(memory))
     return named
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio  # noqa: TC003
+import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -141,6 +141,11 @@ class MemoryFields(Memory):
         if self.shared and self.user_id is None:
             raise SettingError(
                 "shared=True needs a user_id, which names the speaker; got none. Pass the user's id."
+            )
+        if asyncio.iscoroutinefunction(self.on_error):
+            raise SettingError(
+                "on_error must be a plain function, which runs in the event loop; got an async def. Let it start a "
+                "task: asyncio.create_task(...)."
             )
         if self.time_zone is not None:
             for block in self._log_blocks:

@@ -99,7 +99,8 @@ def link_session(tx: Transaction, session_id: str) -> None:
             for fact in facts
             if fact.session_id == session_id and not fact.message_ids
         ]
-        put_facts(tx, namespace, _link_facts(tx, namespace, unlinked))
+        linked = _link_facts(tx, namespace, unlinked)
+        put_facts(tx, namespace, [fact for fact in linked if fact.message_ids])
 
 
 async def store_imported(

@@ -60,7 +60,7 @@ def limits_of_messages(
     """
     if keep is not None and (most is None or keep > most):
         raise LimitError(
-            f"keep_messages must be at most max_messages, which is {most}; got {keep}. "
+            f"keep_messages={keep} needs max_messages of at least {keep}; got {most}. "
             "Raise max_messages, or lower keep_messages."
         )
     if include_system and most == 1:

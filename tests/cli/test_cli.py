@@ -24,7 +24,7 @@ from llama_index.core.llms import ChatMessage
 from rich.cells import cell_len
 
 import llama_index_memory_ext
-from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore
+from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore, OfflineModel
 from llama_index_memory_ext.__main__ import load_app
 from llama_index_memory_ext.apps.cli import plain
 from llama_index_memory_ext.apps.cli.deletion import holds_deleted
@@ -220,6 +220,23 @@ def test_a_fact_is_added_found_retired_restored_and_forgotten(cli: Here) -> None
     assert forgotten == f"Deleted 1 fact of ann. {WORDS_STAY}\n"
     assert cli.json(f"facts forget {docker_id} --yes", *ANN) == {"facts": 1}
     assert cli(LIST).stdout == "No facts of ann.\n"
+
+
+def test_a_fact_whose_message_the_session_shows_is_explained_as_left_out(
+    cli: Here, database: Path
+) -> None:
+    async def learn() -> None:
+        uri = f"sqlite+aiosqlite:///{database}"
+        async with CondensedMemory.from_defaults(
+            "chat", user_id="ann", async_database_uri=uri, llm=OfflineModel()
+        ) as memory:
+            await memory.aput_messages([user("I like tea."), assistant("Noted.")])
+
+    asyncio.run(learn())
+    explain = "facts explain 'What do I like?'"
+    for options, is_shown in (("", True), ("--session chat", False)):
+        (fact,) = cli.json(explain, *ANN, *options.split())["facts"]
+        assert fact["shown"] == is_shown
 
 
 def test_past_and_expired_facts_are_told_in_words(cli: Here) -> None:

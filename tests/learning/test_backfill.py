@@ -12,7 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llama_index_memory_ext import Backfilled, MemoryStore, StoreError
+from llama_index_memory_ext import (
+    Backfilled,
+    MemoryStore,
+    SessionOwnerError,
+    StoreError,
+)
 from llama_index_memory_ext.learning.batch import batch_end
 from tests.conversation import assistant, user
 from tests.learning.learning import (
@@ -107,6 +112,17 @@ async def test_a_session_that_does_not_exist_is_named_before_a_model_is_asked(
     await tell(memory.sql_store, "a", "tea")
     with pytest.raises(StoreError, match=re.escape(complaint)):
         await memory.abackfill(session_ids)
+    assert server.requests == []
+
+
+async def test_a_session_of_another_user_is_refused_before_a_model_is_asked(
+    learns: Learns,
+) -> None:
+    bob, _ = learns(session_id="bob's", user_id="bob")
+    await bob.aput_messages(talk("tea"))
+    memory, server = learns(session_id="new")
+    with pytest.raises(SessionOwnerError):
+        await memory.abackfill(["bob's"])
     assert server.requests == []
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 import typer
 from rich.console import Group, RenderableType
 
+import llama_index_memory_ext as ext
 from llama_index_memory_ext.apps.cli import (
     TerminalError,
     UsageError,
@@ -220,9 +221,25 @@ async def reject(
 async def explain(memory: "CondensedMemory", question: _Question) -> Output:
     """Explain why a question shows each fact, or not.
 
-    Without --agent, the shared facts are explained.
+    With --session, the question is put in this session. Without --agent, the shared facts
+    are explained.
     """
-    explanation = await memory.facts_block.aexplain(question)
+    block = memory.facts_block
+    explanation = await block.aexplain(question)
+    if memory.session_id != cli.NO_SESSION:
+        limits = {
+            "agent_id": block.agent_id,
+            "embed_model": block.embed_model,
+            "time_zone": block.time_zone,
+        }
+        preview = await ext.preview_prompt(
+            memory.sql_store,
+            memory.session_id,
+            memory.facts.namespace,
+            limits,
+            question,
+        )
+        explanation = preview.explanation
     facts = []
     for explained in explanation.facts:
         fields = {name: getattr(explained, name) for name in _EXPLAINED}
