@@ -56,8 +56,6 @@ class StoreTimeoutError(StoreError):
             "running event loop waits in vain for connections that tasks of that loop hold: await aput or aget there."
         )
         self.operation = operation
-        self.seconds = seconds
-        self.writes = writes
 
 
 class MessageError(MemoryExtError, TypeError):

@@ -123,7 +123,6 @@ WITH_ONE_IMPORTER = {
     "models/offline.py": "is public, and data about the topics of a first try",
     "agents/contexts.py": "is for workflows that wait for a human, and public",
     "apps/mcp.py": "needs the extra mcp",
-    "apps/cli/facts.py": "is one of the groups of commands",
     "learning/endings.py": "is a request of its own, for models without tools",
     "blocks/learning.py": "decides when facts are learned, apart from how they are shown",
     "blocks/limits.py": "decides in plain functions, apart from the block that LlamaIndex reads",

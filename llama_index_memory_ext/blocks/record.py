@@ -255,7 +255,7 @@ class CondensedMemoryBlock(LogBlock):
     async def anotice(self, session_id: str) -> None:
         """Summarise and embed in the background; raise a StoreError if the given store has no such session."""
         window = self.window(session_id)
-        if window is None or not (window.entries or window.has_left):
+        if window is None or not window.seen.last_id:
             await self._check_log(session_id)
         if self.summarize:
             self.jobs.start(

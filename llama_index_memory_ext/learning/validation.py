@@ -303,8 +303,9 @@ def choose_wording(candidate: Candidate) -> Candidate:
     if statement and not is_no and not says_more(statement, words, source.facts_text):
         return candidate._replace(content=statement)
     if question:
-        asked = question[-_MOST_ASKED:]
-        answer = f'Asked "{asked}", the user said "{place.text.strip()}".'
+        answer = (
+            f'Asked "{question[-_MOST_ASKED:]}", the user said "{place.text.strip()}".'
+        )
         return candidate._replace(content=answer)
     stating = list(filter(states_something, place.sentences))
     sentence = max(

@@ -13,8 +13,9 @@ from llama_index_memory_ext.background.locks import thread_lock
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
 
-# All stores of a process keep at most so many messages and facts, of about 4 kB each,
-# and beside a session with more as many again. A session or a user alone counts as 50.
+# The most messages and facts, of about 4 kB each, that all stores of a process keep. Each
+# session and each user counts as 50 more, and for at most a little more than half of the
+# bound: so one longer session is kept beside others.
 MOST_KEPT = 50_000
 _SIZE_OF_NAME = 50
 
@@ -25,7 +26,10 @@ _uses = count()
 
 @dataclass
 class _Kept:
-    """The values of a session or user by their settings, their sizes, and the number of the last use."""
+    """The values of a session or user by their settings, and their sizes.
+
+    ``size``: how much the name counts. ``last_use``: the number of the last use.
+    """
 
     values: dict[Hashable, Any] = field(default_factory=dict)
     sizes: dict[Hashable, int] = field(default_factory=dict)
@@ -38,8 +42,7 @@ class StoreCache:
 
     A value belongs to the name of a session or user, and to the settings of the
     memories that share it. The names of all stores that were used last are kept while
-    they have at most ``MOST_KEPT`` messages and facts together. A session that has more
-    alone does not count, or each use of another name would drop it.
+    they count at most ``MOST_KEPT`` together.
     """
 
     def __init__(self) -> None:
@@ -54,11 +57,6 @@ class StoreCache:
         for values in self._kept.values():
             return values.last_use
         return float("inf")
-
-    @property
-    def largest(self) -> int:
-        """The size of the name with the most messages and facts; 0 if there is none."""
-        return max((named.size for named in self._kept.values()), default=0)
 
     def get(self, name: str, settings: Hashable) -> Any:
         """Return the value of a session or user for these settings, which counts as a use; None if there is none."""
@@ -77,15 +75,13 @@ class StoreCache:
                 self._kept[name] = _Kept()
                 self.size += _SIZE_OF_NAME
             named = self._use(name)
-            growth = size - named.sizes.get(settings, 0)
-            self.size += growth
-            named.size += growth
             named.values[settings] = value
             named.sizes[settings] = size
+            size = _SIZE_OF_NAME + sum(named.sizes.values())
+            size = min(size, MOST_KEPT // 2 + 1)
+            self.size += size - named.size
+            named.size = size
             while size_of_caches() > MOST_KEPT:
-                largest = max(cache.largest for cache in _caches)
-                if largest > MOST_KEPT >= size_of_caches() - largest:
-                    return
                 oldest = min(_caches, key=lambda cache: cache.oldest_use)
                 oldest.drop_oldest()
 
@@ -117,6 +113,6 @@ _caches: WeakSet[StoreCache] = WeakSet()
 
 
 def size_of_caches() -> int:
-    """Return the number of messages and facts that all stores of this process keep, and 50 for each name."""
+    """Return how much the names in all stores of this process count."""
     with _guard:
         return sum(cache.size for cache in _caches)

@@ -59,8 +59,11 @@ def retain_messages(
     if not ids:
         tx.rollback()
         return {"unread": unread_rows}
-    changed = delete_rows(tx, key, ids)
-    return {"messages": len(ids), "facts": changed, "unread": unread_rows}
+    return {
+        "messages": len(ids),
+        "facts": delete_rows(tx, key, ids),
+        "unread": unread_rows,
+    }
 
 
 def _due_turns(

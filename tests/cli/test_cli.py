@@ -24,7 +24,7 @@ from llama_index.core.llms import ChatMessage
 from rich.cells import cell_len
 
 import llama_index_memory_ext
-from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore, OfflineModel
+from llama_index_memory_ext import CondensedMemory, Fact, MemoryStore
 from llama_index_memory_ext.__main__ import load_app
 from llama_index_memory_ext.apps.cli import plain
 from llama_index_memory_ext.apps.cli.deletion import holds_deleted
@@ -222,21 +222,12 @@ def test_a_fact_is_added_found_retired_restored_and_forgotten(cli: Here) -> None
     assert cli(LIST).stdout == "No facts of ann.\n"
 
 
-def test_a_fact_whose_message_the_session_shows_is_explained_as_left_out(
-    cli: Here, database: Path
-) -> None:
-    async def learn() -> None:
-        uri = f"sqlite+aiosqlite:///{database}"
-        async with CondensedMemory.from_defaults(
-            "chat", user_id="ann", async_database_uri=uri, llm=OfflineModel()
-        ) as memory:
-            await memory.aput_messages([user("I like tea."), assistant("Noted.")])
-
-    asyncio.run(learn())
-    explain = "facts explain 'What do I like?'"
-    for options, is_shown in (("", True), ("--session chat", False)):
-        (fact,) = cli.json(explain, *ANN, *options.split())["facts"]
-        assert fact["shown"] == is_shown
+def test_the_facts_of_a_user_in_a_session_are_refused(cli: Here) -> None:
+    """No command on facts would see the session."""
+    for call in ("facts list", "facts explain tea"):
+        done = cli(call, *ANN, "--session", "chat")
+        assert done.returncode == 2
+        assert "pass either --user ID or --session ID" in done.stderr
 
 
 def test_past_and_expired_facts_are_told_in_words(cli: Here) -> None:
@@ -701,7 +692,7 @@ MISTAKES = [
     ("mcp", 2, "pass --user ID"),
     ("inspect --token-limit 9", 2, "token_limit"),
     ("export --session ''", 1, "There is no session ''"),
-    ("facts list --user '' --session s", 2, "that is not empty"),
+    ("facts list --user ''", 2, "that is not empty"),
     ("forget --user '' --yes", 1, "Nothing is stored about ''"),
     ("sessions list --db postgre://a:secret@b/c", 1, "the address names 'postgre'"),
     ("forget --user ann", 2, "No terminal to confirm on; nothing was changed. Pass --yes"),
@@ -734,7 +725,7 @@ def test_mistakes_get_a_clear_sentence(
 def test_with_json_wrong_usage_is_json_too(cli: Here) -> None:
     done = cli("facts list --json")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "pass --user ID" in json.loads(done.stderr.splitlines()[-1])["error"]
+    assert "pass either --user ID" in json.loads(done.stderr.splitlines()[-1])["error"]
 
 
 def test_a_server_is_used_as_a_file_is(cli: Here, empty_postgres_uri: str) -> None:

@@ -61,7 +61,7 @@ def test_a_name_that_is_larger_than_the_bound_stays_while_it_is_used(
 ) -> None:
     """A turn of a long session uses the facts of its user, too, and dropped the index of the session each time."""
     cache = StoreCache()
-    set_bound(200)
+    set_bound(400)
     for turn in range(10):
         assert cache.get("long", "index") == ("long" if turn else None)
         cache.put("long", "index", "long", 1_000)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 import typer
 from rich.console import Group, RenderableType
 
-import llama_index_memory_ext as ext
 from llama_index_memory_ext.apps.cli import (
     TerminalError,
     UsageError,
@@ -122,14 +121,6 @@ cli.app.add_typer(
 )
 
 
-def check_whose(user: str | None, session: str | None) -> None:
-    """Raise a UsageError without a user or a session."""
-    if not (user or session):
-        raise UsageError(
-            "pass --user ID, or --session ID for the facts of a session without a user."
-        )
-
-
 def command(
     name: str, example: str = "", *, create: bool = False, **options: Any
 ) -> Callable[[_WorkOnFacts], None]:
@@ -154,7 +145,7 @@ def command(
             json: Json = False,
             **values: Any,
         ) -> None:
-            check_whose(user, session)
+            cli.one_of(user, session)
             embed = values.pop("embed", None)
 
             async def work_on_facts(store: "MemoryStore") -> Output:
@@ -221,25 +212,10 @@ async def reject(
 async def explain(memory: "CondensedMemory", question: _Question) -> Output:
     """Explain why a question shows each fact, or not.
 
-    With --session, the question is put in this session. Without --agent, the shared facts
-    are explained.
+    Without --agent, the shared facts are explained. A session also leaves out facts whose
+    messages its prompt shows: the inspector explains them.
     """
-    block = memory.facts_block
-    explanation = await block.aexplain(question)
-    if memory.session_id != cli.NO_SESSION:
-        limits = {
-            "agent_id": block.agent_id,
-            "embed_model": block.embed_model,
-            "time_zone": block.time_zone,
-        }
-        preview = await ext.preview_prompt(
-            memory.sql_store,
-            memory.session_id,
-            memory.facts.namespace,
-            limits,
-            question,
-        )
-        explanation = preview.explanation
+    explanation = await memory.facts_block.aexplain(question)
     facts = []
     for explained in explanation.facts:
         fields = {name: getattr(explained, name) for name in _EXPLAINED}

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 import llama_index_memory_ext as ext
-from llama_index_memory_ext.apps.cli import TerminalError, needs_extra
+from llama_index_memory_ext.apps.cli import TerminalError, UsageError, needs_extra
 from llama_index_memory_ext.apps.cli import app as cli
 from llama_index_memory_ext.apps.cli.app import (
     Agent,
@@ -20,7 +20,6 @@ from llama_index_memory_ext.apps.cli.app import (
     TimeZone,
     User,
 )
-from llama_index_memory_ext.apps.cli.facts import check_whose
 
 
 @cli.app.command(epilog=cli.example("inspect --db memory.db --port 8000"))
@@ -123,7 +122,10 @@ def mcp(
     With --session, the tools also search a session that another program writes, and
     quotes must be in it. A database that does not exist is created.
     """
-    check_whose(user, session)
+    if not (user or session):
+        raise UsageError(
+            "pass --user ID, or --session ID for the facts of a session without a user."
+        )
     with needs_extra("mcp", "mcp", "mcp_types"):
         # Imported here: it is optional, and takes a second.
         from llama_index_memory_ext.apps.mcp import memory_server
