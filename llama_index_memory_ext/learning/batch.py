@@ -284,7 +284,7 @@ class BatchReader:
             unread,
             [line for line in lines if line.text],
             # Rows before the first question belong to its turn: no batch parts them.
-            len(question_times) or 1,
+            max(len(question_times), 1),
             question_times[-1] if question_times else now,
             times[-1],
             before,

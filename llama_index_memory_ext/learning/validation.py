@@ -291,8 +291,9 @@ def choose_wording(candidate: Candidate) -> Candidate:
     """Return the candidate with its statements, or with the user's words if the statements say more than the user did.
 
     The user's words are the sentence of the quote that is closest to the fact; of a
-    sentence over 45 words or 500 characters, only the quote. A short answer is stored together with its
-    question; an answer that denies is always stored so.
+    sentence over 45 words, only the quote. They are cut after 500 characters. A short
+    answer is stored together with its question; an answer that denies is always stored
+    so.
     """
     source = candidate.source
     place = candidate.place
@@ -313,6 +314,6 @@ def choose_wording(candidate: Candidate) -> Candidate:
         key=partial(count_shared, candidate.content),
         default="",
     )
-    if len(tokens_in(sentence)) > _MOST_WORDS or len(sentence) > MAX_FACT:
-        sentence = place.quote[:MAX_FACT]
-    return candidate._replace(content=sentence, is_users_words=True)
+    if len(tokens_in(sentence)) > _MOST_WORDS:
+        sentence = place.quote
+    return candidate._replace(content=sentence[:MAX_FACT], is_users_words=True)
