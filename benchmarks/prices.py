@@ -71,12 +71,11 @@ def prompt_price(price: ListPrice, name: str, side: str) -> float:
     return tokens * mean / MILLION
 
 
-def whole_price() -> float:
+def whole_price(price: ListPrice = LIST_PRICES[0]) -> float:
     """Return the price of a turn with all defaults and the calls that learn facts, relative to a ``Memory`` as long.
 
-    The prices are those of GPT-5.5; OpenAI's cache (R1) serves the prompts of both.
+    For OpenAI's models it is the same; its cache (R1) serves the prompts of both.
     """
-    price = LIST_PRICES[0]
     host = prompt_price(price, "cached_prefix_by_default", HOST_AS_LONG)
     prompt = prompt_price(price, "cached_prefix_by_default", DEFAULTS)
     return (prompt + background_price(price, "facts")) / host

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 from benchmarks.measured import changed_since
 from benchmarks.prices import (
+    LIST_PRICES,
     cost_table,
     learning_share,
     list_price_table,
@@ -20,6 +21,7 @@ from benchmarks.prices import (
 )
 
 WHOLE_PRICE = f"{whole_price():.1f}"
+CLAUDE_PRICE = f"{whole_price(LIST_PRICES[-1]):.1f}"
 
 # Results of which no number stands in a page, and where they are shown.
 NOT_IN_A_PAGE: dict[str, str] = {
@@ -217,7 +219,7 @@ READ_FIRST = """
 OLDER
 **When not to use it:**
 
-- **Cost is everything.** A provider's cache serves the conversation at about a tenth of the price. Recalled messages and facts for a question are new in each turn, so they are billed at the full price. With a short record, a turn costs WHOLE_PRICE times as much as with a `Memory` whose prompts are as long. Without facts, a token of the prompt costs {cached_prefix_by_default|price relative to the plain list, R1, CondensedMemory, recall by default, 8,000|.1f} times as much, and without facts and recall {cached_prefix|price relative to the plain list, R1, CondensedMemory, 8,000|.2f} times ([prices in dollars](docs/cost.md)). Anthropic, Bedrock and OpenAI's GPT-5.6 or later cache nothing without [`cache_points`](docs/prompt-caches.md).
+- **Cost is everything.** A provider's cache serves the conversation at a tenth of the price or less. Recalled messages and facts for a question are new in each turn, so they are billed at the full price. With a record of at most 8,000 tokens, a turn costs WHOLE_PRICE times as much as with a `Memory` whose prompts are as long (OpenAI), or CLAUDE_PRICE times (Claude Sonnet 5.5). Without facts, a token of the prompt costs {cached_prefix_by_default|price relative to the plain list, R1, CondensedMemory, recall by default, 8,000|.1f} times as much, and without facts and recall {cached_prefix|price relative to the plain list, R1, CondensedMemory, 8,000|.2f} times ([prices in dollars](docs/cost.md)). Anthropic, Bedrock and OpenAI's GPT-5.6 or later cache nothing without [`cache_points`](docs/prompt-caches.md).
 - **Whole conversations fit into `token_limit`, and users never come back:** recall adds nothing, and no later session needs the facts.
 - **You need proof with a large model.** The answers in the table come from one small model, and the conversations were generated in three languages. [All figures](docs/figures.md).
 """
@@ -313,13 +315,16 @@ TEXTS: dict[str, str] = {
     "all": ALL_FIGURES.replace("WHOLE_PRICE", WHOLE_PRICE),
     "readme": READ_FIRST.replace(
         "OLDER\n", _older_than_the_code("equal_room", "history_cost") + "\n"
-    ).replace("WHOLE_PRICE", WHOLE_PRICE),
+    )
+    .replace("WHOLE_PRICE", WHOLE_PRICE)
+    .replace("CLAUDE_PRICE", CLAUDE_PRICE),
     "in-short": IN_SHORT.replace("WHOLE_PRICE", WHOLE_PRICE),
     "defaults": DEFAULTS,
     "cost": cost_table(),
     "list-prices": list_price_table(),
     "stale-prices": stale_sources(),
     "whole-price": WHOLE_PRICE,
+    "claude-price": CLAUDE_PRICE,
     "background-tokens": "{background_calls|calls in a turn, facts|*100 .0f} calls in 100 turns; in a turn, it sends {background_calls|tokens sent in a turn, facts|,.0f} tokens and receives {background_calls|tokens received in a turn, facts|.0f}",
     "learning-share": f"{learning_share():.0%}".replace("%", " %"),
     "summary-calls": "{background_calls|calls in a turn, summaries|*100 .1f} calls in 100 turns, {background_calls|tokens sent in a turn, summaries|.0f} tokens a turn",

@@ -326,7 +326,8 @@ class MemoryStore(SQLAlchemyChatStore):
     async def delete_message(self, key: str, idx: int) -> ChatMessage | None:
         """Delete the message with this row id and return it; None if the session has no such message.
 
-        For a message that cannot be read, an empty message is returned.
+        Facts lose the words of the message. For a message that cannot be read, an empty
+        message is returned.
         """
         row = await self.log.delete_row(key, idx)
         self.cache.drop([key])
@@ -335,7 +336,7 @@ class MemoryStore(SQLAlchemyChatStore):
     async def delete_messages(
         self, key: str, status: MessageStatus | None = None
     ) -> None:
-        """Delete the messages of a session."""
+        """Delete the messages of a session, and their words in facts, which stay."""
         await self.log.delete_all(key, _statuses_of(status))
         self.jobs.unread.discard(key)
         self.cache.drop([key])
@@ -427,9 +428,9 @@ class MemoryStore(SQLAlchemyChatStore):
         return reader
 
     async def forget(self, key: str) -> dict[str, int]:
-        """Delete a session with its embeddings, cursors and owners; facts stay.
+        """Delete a session with its embeddings, cursors and owners; facts stay, and lose its words.
 
-        Return the numbers of ``"messages"`` and ``"cursors"``; the owners count as
+        Call ``vacuum`` to clear the words from the file. Return the numbers of ``"messages"`` and ``"cursors"``; the owners count as
         cursors.
         """
         counts = await self.database.run(forget_session, key, sessions=[key])
