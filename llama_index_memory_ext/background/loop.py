@@ -188,9 +188,10 @@ def in_sync(
     after: Callable[[Any], Awaitable[object]] | None = None,
     note: str | None = "",
 ) -> Callable[Concatenate[Any, P], T]:
-    """Return the synchronous twin of a method, named without the ``a``; the call ``after`` follows it.
+    """Return the synchronous twin of a method, named without the ``a``.
 
-    Without a ``note``, None, the twin has the docstring of the method.
+    ``after``: a call that follows the method. ``note``: the end of the twin's docstring;
+    None: the twin has the docstring of the method.
     """
 
     @wraps(method)

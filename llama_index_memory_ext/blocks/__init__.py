@@ -61,8 +61,8 @@ _MODELS = ("llm", "embed_model")
 class LogBlock(BaseMemoryBlock[str]):
     """A block that reads the log of its store.
 
-    Without a store it has a private store in memory. ``aput`` writes the messages into
-    it that the memory flushes.
+    Without a store it has a private store in memory. ``aput`` writes there the messages
+    that the memory flushes.
     """
 
     # A misspelt setting must not be ignored.

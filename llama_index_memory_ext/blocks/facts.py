@@ -308,7 +308,7 @@ class RelevantFactsBlock(LearningBlock):
             lines.append(Part(line.kind, line.text, line.tokens, sources=(entry,)))
             tokens += line.tokens
         if self.tokenizer_fn.function is None:
-            # By an encoding, a text has as many tokens as its lines.
+            # With an encoding, the tokens of lines add up to the tokens of their text.
             return Section(lines, tokens)
         section = counted_section(lines, self.tokenizer_fn)
         if section.tokens > limit:
@@ -372,8 +372,8 @@ class RelevantFactsBlock(LearningBlock):
     ) -> Surroundings:
         """Return the profile, and the limits that it leaves for the facts for the question.
 
-        Without a record, or with a profile limit of 0, only the limit is set. A
-        statement gets no facts beside the profile.
+        Without a record, or with a profile limit of 0, only the limit is set. Beside a
+        record, a statement gets no facts but the profile.
         """
         remaining = self._limit_within(PROFILE_NAME, self.profile_limit)
         if record is None or not remaining:

@@ -40,11 +40,10 @@ QUIET_SECONDS = 300.0
 
 @dataclass
 class SessionState:
-    """The reasons for which this block has started jobs of a session last, so that none starts twice.
+    """The events of a session for which this block has started jobs, so that no event starts a job twice.
 
-    ``question``: the hash of the last question for which unread messages of other
-    sessions were looked for; None before the first look, and 0 after an answer, so that
-    the same question counts again.
+    ``question``: the hash of the last question that started a look into other sessions.
+    None: no look yet. 0: the question was answered, so the same text is a new question.
     ``last_left``: the last row that had left the record at the last prompt.
     ``is_unread_elsewhere``: whether other sessions of the user had unread messages.
     """
@@ -79,8 +78,8 @@ class LearningBlock(LogBlock):
     wait_for_facts: float = Field(
         default=2.0,
         ge=0,
-        description="Maximum seconds that a question waits for a running extraction from another session of the user, "
-        "and a method that reads facts for any session; 0: no wait.",
+        description="Maximum seconds to wait for running extractions. A question waits for the user's other sessions, "
+        "and a method that reads facts for all sessions. 0: no wait.",
     )
     max_facts: int | None = Field(
         default=None,

@@ -123,7 +123,9 @@ def count_shared(statement: str, text: str) -> int:
 
 
 def closest_clause(statement: str, sentences: Iterable[str]) -> Clause:
-    """Return the clause with most keywords of a statement; of equal clauses, the last that is not about another person.
+    """Return the clause with most keywords of a statement.
+
+    Of equal clauses, a clause that is not about another person is preferred, then the last.
 
     Return a clause without words if there are no sentences.
 

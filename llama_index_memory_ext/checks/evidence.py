@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from llama_index_memory_ext.text.turns import Utterance
 
 
-# In characters.
+# The most characters of a quote and of a source, and of a line that a quote translates.
 _MAX_EXCERPT = 2_000
 _MAX_TRANSLATED = 300
 # A content of fewer words is no copy of a sentence.
@@ -186,7 +186,7 @@ class Source:
         return " ".join(questions)
 
     def quoted_lines(self, place: QuoteMatch) -> list[int]:
-        """Return the places of the lines in which the speaker of a quote says its words, in order."""
+        """Return the places of the lines with the words of a quote by the same speaker, in order."""
         speaker = self.lines[place.line].speaker
         return [
             i
@@ -195,7 +195,7 @@ class Source:
         ]
 
     def text_around(self, place: QuoteMatch) -> str:
-        """Return the lines from one before the first line with a quote to one behind the last.
+        """Return the lines with a quote, with one line before the first and one after the last.
 
         A long line is cut to the part near the quote. Turns of other users, with their
         answers, are left out.

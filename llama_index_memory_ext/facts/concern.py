@@ -91,7 +91,7 @@ def _covered_shares(
     weights: Mapping[str, float],
     full_weight: float,
 ) -> dict[str, float]:
-    """Return the share of the full weight that the words in common with each text have."""
+    """Return for each text the weight of its words in common, divided by the full weight."""
     all_common = set(common.values())
     shares = {}
     for key, words in common.items():

@@ -28,7 +28,9 @@ def why_first(fact: Fact) -> str:
 
 
 def days_of(fact: Fact) -> dict[str, str]:
-    """Return the first day of a fact as ``date`` and its last day as ``until``, in UTC, without unknown days.
+    """Return the first day of a fact as ``date`` and its last day as ``until``, by the offsets of its times.
+
+    Unknown days are left out.
 
     Without a stated day, the first day is the day of creation. A fact that became known
     after its end has no first day.

@@ -264,7 +264,7 @@ class UserFacts:
             )
 
     def _suppress_failures(self) -> AbstractContextManager[None]:
-        """Return a context in which rankers may fail. Until they are made anew, confidence decides."""
+        """Return a context in which rankers may fail. Until a new ranker is made, confidence ranks the facts."""
 
         def drop() -> None:
             self._ranker = None

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
 
 _BATCH_ROWS = 200
-# Limits of the messages before a batch: names and questions in them count for it.
+# Limits of the messages right before a batch, from which its facts may take names and
+# questions.
 _CONTEXT_ROWS = 10
 _CONTEXT_CHARACTERS = 1_000
 # Characters of a tool's result that are compared with a fact of an agent.
@@ -45,14 +46,13 @@ _RESULT_CHARACTERS = 20_000
 
 
 class Due(NamedTuple):
-    """The limits of unread messages. They are due as soon as one limit is reached.
+    """The limits of unread messages. The messages are due once they reach one of them.
 
     ``turns``: the number of unread turns.
     ``tokens``: the tokens of unread messages.
     ``last_left``: the last row that has left the record; an unread message of the log is
     due once it has left.
-    ``answered``: whether the current turn waits for its answer; otherwise it is read
-    without one.
+    ``answered``: whether a current turn without an answer stays unread.
     """
 
     turns: int = 0
@@ -61,7 +61,7 @@ class Due(NamedTuple):
     answered: bool = False
 
     def is_reached(self, first: LogRow, turns: int, tokens: int) -> bool:
-        """Return whether so many unread turns and tokens, from this row on, are due."""
+        """Return whether unread messages are due, by their first row, their turns and their tokens."""
         has_left = first.id <= self.last_left and not first.is_active
         return has_left or turns >= self.turns or tokens >= self.tokens
 
@@ -295,10 +295,11 @@ class BatchReader:
 def _readable_end(
     rows: Sequence[LogRow], lines: Sequence[Utterance], *, answered: bool
 ) -> int:
-    """Return how many of the rows, from the oldest on, can be read now; with ``answered``, only turns that have ended.
+    """Return the number of rows that can be read now, counted from the oldest.
 
-    A turn has ended when the assistant has said something that is no tool call, or when
-    its question has left short-term memory. Only the last turn can be going on. A full
+    With ``answered``, a last turn that is still open is left out. A turn has ended when
+    the assistant has said something that is no tool call, or when its question has left
+    short-term memory. Only the last turn can be open. A full
     page is read in any case: a turn of very many tool calls would block the session for
     ever.
     """

@@ -9,8 +9,8 @@ from llama_index_memory_ext.models.ask import tokens_left
 # The least tokens of a request in a small window: a shorter one would say nothing.
 _LEAST_BATCH = 200
 _LEAST_ANSWER = 200
-# An answer has this many tokens, and a token more for each token of the batch. However
-# often a batch is halved, its answer may have this many.
+# An answer may have this many tokens, and one more for each token of the batch. Halving a
+# batch does not lower this number.
 ANSWER_TOKENS = 1_000
 
 
@@ -27,8 +27,8 @@ def request_budget(
 ) -> RequestBudget:
     """Return the budget in a window beside ``fixed`` tokens of instructions.
 
-    The budget is halved ``halved`` times. If the ``window`` is unknown (None), it leaves
-    the whole budget. ``answer``: the most tokens that the settings of the model allow.
+    The budget is halved ``halved`` times. An unknown ``window`` (None) does not limit it.
+    ``answer``: the most tokens that the settings of the model allow.
 
     >>> request_budget(8_192, 1_000, halved=0, answer=None)
     RequestBudget(batch=3878, facts=145, answer=1939)

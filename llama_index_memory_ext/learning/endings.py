@@ -93,7 +93,8 @@ async def ask_whether_over(
 def with_ending(entries: Sequence[NewFact], doubt: Doubt) -> list[NewFact]:
     """Return the entries with the end of a known fact: in the first entry of the same words, or in a further one.
 
-    An entry that ends a fact already is repeated, so that it replaces both.
+    An entry has one end. An entry that ends another fact is copied, and the copy has the
+    new end.
     """
     for i, entry in enumerate(entries):
         quote = entry.quote

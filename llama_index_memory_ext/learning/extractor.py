@@ -138,8 +138,8 @@ class Extractor:
     async def extract_next(self, due: Due = ALL_UNREAD) -> Extracted | None:
         """Extract one batch; None if no unread messages are due.
 
-        If the model fails, the batch stays unread. The error is raised, unless the
-        reader can go on at once with a shorter batch or with the next turn.
+        After a failure the batch stays unread, or its only turn is set aside. The error is
+        raised, unless the reader can go on at once.
         """
         batch = await self._read(due)
         if batch is None:
@@ -276,8 +276,8 @@ class Extractor:
     ) -> Sequence[NewFact]:
         """Ask a model without tools which known facts the new words end, a fact at a time.
 
-        Small models end any fact of a list. A model with tools names the facts that end in
-        its report.
+        A small model that reads a list of facts reports the wrong ones as ended, so each fact
+        is a separate question. A model with tools names the facts that end in its report.
         """
         facts = request.known_facts
         for doubt in await asyncio.to_thread(doubted_facts, request.batch.lines, facts):
@@ -366,14 +366,14 @@ class Extractor:
     # ---- parts of the steps ----
 
     async def _budget(self, halved: float = 0) -> RequestBudget:
-        # The first budget describes the tool, and loads the model's client.
+        # In a thread: the first call builds the schema of the tool and the model's client.
         return await asyncio.to_thread(
             self.planner.budget, self.block.chosen_llm(), halved
         )
 
     @contextmanager
     def _counted(self, prompt: Sequence[ChatMessage]) -> Iterator[list[ChatResponse]]:
-        """Count the tokens of the responses in the list, also if the model fails in the end."""
+        """Yield a list for responses. At the end, also after a failure, count their tokens."""
         responses: list[ChatResponse] = []
         try:
             yield responses

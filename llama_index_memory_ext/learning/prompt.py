@@ -74,7 +74,8 @@ def extraction_prompt(
 def _numbered(lines: Iterable[Utterance], before: Sequence[Utterance]) -> str:
     """Return the user's messages, a numbered line each.
 
-    The end of a message that the user answers stands before the answer.
+    The end of the message before stands above a user's message of at most 40 characters,
+    and above an answer to a question.
     """
     text = ""
     number = 0

@@ -1,9 +1,9 @@
 """The checks of the entries of a reply: each returns a ``Rejection`` or None.
 
-The first rejection counts, so the cheapest checks stand first. A new fact passes two
-lists. ``CHECKS`` are about its form and its quote; for a fact of an agent's tool they
-are ``TOOL_CHECKS``, which begin with ``CHECKS``. ``STATED_CHECKS`` are about the words
-that are then stored. An entry that ends a known fact passes ``ENDING_CHECKS``.
+The first rejection counts, so the cheapest checks stand first. A new fact first passes
+``CHECKS``, or ``TOOL_CHECKS`` if an agent's tool reports it: its form and its quote.
+Then it passes ``STATED_CHECKS``, on the words that are stored, which may be others. An
+entry that ends a known fact passes ``ENDING_CHECKS``.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def reject_unsure(candidate: Candidate) -> Rejection | None:
 
 
 def reject_secret(candidate: Candidate) -> Rejection | None:
-    """Reject passwords, keys and numbers of papers, because models and exports get the facts."""
+    """Reject passwords, keys and numbers of papers: models and exports receive stored facts."""
     texts = {candidate.content, candidate.reported.quote, candidate.place.quote}
     if any(map(holds_secret, texts)):
         return Rejection("secret", "It holds a password, a key or another secret.")

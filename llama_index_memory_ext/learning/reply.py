@@ -193,9 +193,9 @@ def read_facts(text: str, categories: Categories, *, by_tool: bool) -> list[NewF
     Args:
         text: The answer.
         categories: The categories of facts.
-        by_tool: Whether statements are read. Models without tools quote exactly, but
-            many of their statements leave out the point: with False, the quotes are
-            the contents.
+        by_tool: Whether the statements become the contents. With False the quotes do:
+            models without tools quote exactly, but many of their statements leave out
+            the point.
 
     Raises:
         FactReplyError: The answer has no JSON that can be read, or other JSON.

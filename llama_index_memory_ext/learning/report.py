@@ -51,6 +51,7 @@ class _Form(BaseModel):
 
 
 class _Fact(_Form):
+    # Not read: it makes the model go through the messages one by one.
     message: int = Field(description="The number of the message.")
     quote: str = Field(description="The exact words of the user.")
     fact: str = Field(description="A short statement of it, in the user's language.")

@@ -85,8 +85,8 @@ class RequestPlanner:
     async def plan(self, batch: Batch, *, lists_facts: bool) -> Request:
         """Return the request for a batch.
 
-        ``lists_facts``: whether it lists the known facts. A model without tools ends no
-        fact of a list.
+        ``lists_facts``: whether it lists the known facts. False for a model without tools,
+        which ``learning.endings`` asks about each fact.
         """
         known_facts = await self._known_facts(batch)
         tokens = sum(self.counter.count(line.text) for line in batch.lines)

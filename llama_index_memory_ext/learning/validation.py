@@ -266,7 +266,11 @@ class _Validation:
 
 
 def _with_statement(rejection: Rejection, content: str) -> Rejection:
-    """Return a rejection with the rejected statement, unless that is too long, or it or its quote has a secret."""
+    """Return a rejection with the rejected statement.
+
+    The statement is left out if it is too long or has a secret, or if a secret is the
+    reason.
+    """
     is_secret = rejection.reason == "secret"
     if is_secret or len(content) > MAX_FACT or holds_secret(content):
         return rejection

@@ -50,7 +50,7 @@ async def _finish(memory: MemoryFields) -> None:
 
 @cache
 def warn_of_unused() -> None:
-    """Log a warning, once in a process, about a memory that no run was given."""
+    """Log a warning, once in a process, about a memory that was passed to no run."""
     logger.warning(
         "A memory was closed that nothing was put into or read from. FunctionAgent(memory=...) is ignored by "
         "LlamaIndex: pass the memory to each run, `await agent.run(question, memory=memory)`."

@@ -318,7 +318,7 @@ class CondensedMemory(MemoryFields):
                 moves into the record. The memory is then a user's message, followed
                 by a short answer.
             initial_token_count: Tokens of the limit that stay free.
-            block_kwargs: Passed on to each block of ``memory_blocks``.
+            block_kwargs: Passed on to the further blocks of the program.
         """
         question = await stored_question(self, input)
         await self.facts_block.aopen(

@@ -1,4 +1,4 @@
-"""Writes to a session: stores messages, passes turns that leave short-term memory to the blocks."""
+"""Writes to a session: stores messages, and passes turns that leave short-term memory to the blocks."""
 # ruff: noqa: SLF001 - parts of the class that calls these functions
 
 from __future__ import annotations

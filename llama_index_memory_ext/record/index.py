@@ -118,8 +118,8 @@ class _Matches(NamedTuple):
     Attributes:
         messages: All messages of the index.
         tokens: The tokens of each message when it is recalled.
-        similarity: The similarity of each message; 1 for the best, in ``fitting`` for
-            the best older than the record.
+        similarity: The similarity of each message. ``_matches`` divides by the best;
+            ``fitting`` divides again by the best message that is older than the record.
         order: The places of the best 1,000 messages that match, best first.
     """
 

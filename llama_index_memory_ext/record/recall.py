@@ -63,16 +63,16 @@ LONGEST_MESSAGE_TOKENS = 500
 _MESSAGE_SHARE = 0.25
 # A question may recall this multiple of the limit, if the record leaves the tokens free.
 _QUESTION_FACTOR = 1.4
-# A matching message of the record uses up this share of its tokens, of at most 100. So
-# a question about the record recalls less.
+# A matching message of the record uses up ``share * min(tokens, 100)`` of the budget, so a
+# question about the record recalls less.
 _IN_RECORD_SHARE = 0.6
-# The least share of the limit for a text, however little of it asks. With an embedding
-# model, a text gets all.
+# The least share of the limit that a text gets, even if none of it asks. With an embedding
+# model, each text gets the whole limit.
 _STATEMENT_SHARE = 0.25
 # The weight of the words of a statement, with an embedding model.
 _STATEMENT_WEIGHT = 0.25
-# So many rows are indexed at once. A new process answers from so many of the newest
-# rows until it has indexed the older ones.
+# The rows that are indexed at once. A new process answers from this number of newest rows
+# until it has indexed the older ones.
 _INDEXED_ROWS = 500
 # How long a question waits for messages to be indexed; indexing takes longer than this
 # only after a restart.
@@ -215,10 +215,10 @@ class MessageSearch:
     ) -> RecalledMessages:
         """Return the messages before the window that match the current question; empty for none.
 
-        Changes that the user has told since are repeated with them. All fit the budget of
-        ``recall_budget``. After a restart, a long log is indexed in the background, and a
-        question finds only its newest messages. A ``snapshot`` of the session spares a
-        query.
+        The user's changes among them, and among matching messages of the record, stand in a
+        list at the end. All parts together fit the budget of ``recall_budget``. After a
+        restart, a long log is indexed in the background, and a question finds only its
+        newest messages. A ``snapshot`` of the session spares a query.
         """
         counter = self.reader.counter
         tags = counter.count("".join(TAGS["recalled"]))
@@ -288,7 +288,10 @@ class MessageSearch:
     async def _current_index(
         self, session_id: str, seen: ReadPosition, snapshot: Snapshot | None
     ) -> MessageIndex | None:
-        """Return the index, up to the last row of the record if time allows; None without an index of this epoch."""
+        """Return the index up to the last row of the record; None without an index of this epoch.
+
+        After a second without it, return an incomplete index.
+        """
         index = self.index(session_id)
         if snapshot and index:
             rows = snapshot.log_behind(ReadPosition(index.epoch, last_id=index.newest))
@@ -315,8 +318,8 @@ class MessageSearch:
     ) -> list[FoundMessage]:
         """Return the messages that are most similar to a question, best first.
 
-        Messages of the log and of answered active turns are searched, when all of them
-        are indexed. A message has at most ``message_limit`` tokens, and at most 500.
+        The search waits until all messages of the log and of answered active turns are
+        indexed. A message has at most ``message_limit`` tokens, and at most 500.
         """
         index = await self._index_log(session_id)
         page = await self.reader.store.readers.unread(
@@ -462,10 +465,10 @@ def recall_budget(
 ) -> RecallBudget:
     """Return the budget of recall for a text of the user.
 
-    A question gets 1.4 times the ``limit``, if the record leaves so many tokens
-    ``free``. With ``recall_when="always"`` nothing lowers the budget. Otherwise matching
-    messages of the record use up a part of it. Unless the search is ``by_meaning``, the
-    share of sentences that ask, at least a quarter, lowers it, too.
+    A question gets up to 1.4 times the ``limit``, as the record leaves tokens ``free``.
+    With ``recall_when="always"`` nothing lowers the budget. Otherwise matching messages of
+    the record use up a part of it. A search by words also multiplies it by the share of
+    the sentences that ask, at least 0.25.
     """
     most = limit
     if asks(question):

@@ -74,7 +74,7 @@ logger = logging.getLogger(__name__)
 
 
 class MemoryStore(SQLAlchemyChatStore):
-    """LlamaIndex's SQL chat store, with a log of each session that blocks read by cursors, and with facts.
+    """LlamaIndex's SQL chat store, with facts, and with a log of each session, which memory blocks read by cursors.
 
     The chat table is LlamaIndex's own, with the same columns, so an existing database
     keeps working; rows with the status ``archived`` are the log. Rows of a session are
@@ -111,7 +111,7 @@ class MemoryStore(SQLAlchemyChatStore):
     have read. ``address`` is the database's address without its password and options.
 
     A call that is cancelled returns at once. A write that has begun ends in the
-    background, and the log says whether it was stored; ``aclose`` waits for it.
+    background, and a logged line says whether it was stored; ``aclose`` waits for it.
 
     Raises:
         StoreError: The address cannot be read, names a database or a driver that cannot
@@ -251,8 +251,9 @@ class MemoryStore(SQLAlchemyChatStore):
     ) -> list[ChatMessage]:
         """Return the messages of a session, in the order in which they were written.
 
-        A message that cannot be decrypted or parsed is left out; the log names its row,
-        which ``delete_message`` deletes.
+        A message that cannot be decrypted is left out; a logged warning names its row, which
+        ``delete_message`` deletes. A message that this version of LlamaIndex cannot read is
+        a placeholder.
         """
         messages = self.iter_messages(
             key, status, limit=LAST_ID if limit is None else limit, offset=offset or 0
@@ -306,7 +307,7 @@ class MemoryStore(SQLAlchemyChatStore):
 
         A message with an id, ``additional_kwargs["message_id"]``, is stored once in its
         session, so that a cancelled put can be repeated. If a later one has other
-        words, a warning in the log says so. Once it is deleted, its id is free again.
+        words, a warning is logged. Once it is deleted, its id is free again.
 
         Raises:
             MessageError: An id is neither a text of at most 255 characters nor a
@@ -326,8 +327,8 @@ class MemoryStore(SQLAlchemyChatStore):
     async def delete_message(self, key: str, idx: int) -> ChatMessage | None:
         """Delete the message with this row id and return it; None if the session has no such message.
 
-        Facts lose the words of the message. For a message that cannot be read, an empty
-        message is returned.
+        Facts lose the words of the message. For a message that cannot be read, a
+        placeholder is returned.
         """
         row = await self.log.delete_row(key, idx)
         self.cache.drop([key])
@@ -365,7 +366,7 @@ class MemoryStore(SQLAlchemyChatStore):
     ) -> list[SessionInfo]:
         """Return the sessions that have messages, newest write first; [] if there is none.
 
-        With a ``user_id``, only the sessions of this user, and the ``session_ids``.
+        With a ``user_id`` or ``session_ids``, only the sessions of this user and these sessions.
         """
         return await self.database.run(
             read_sessions, user_id, session_ids, writes=False
@@ -430,8 +431,8 @@ class MemoryStore(SQLAlchemyChatStore):
     async def forget(self, key: str) -> dict[str, int]:
         """Delete a session with its embeddings, cursors and owners; facts stay, and lose its words.
 
-        Call ``vacuum`` to clear the words from the file. Return the numbers of ``"messages"`` and ``"cursors"``; the owners count as
-        cursors.
+        Call ``vacuum`` to clear the words from the file. Return the numbers of
+        ``"messages"`` and ``"cursors"``; the owners count as cursors.
         """
         counts = await self.database.run(forget_session, key, sessions=[key])
         self.jobs.unread.discard(key)

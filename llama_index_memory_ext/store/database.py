@@ -117,7 +117,7 @@ class Database:
         # Open connections to SQLite that no job uses: to take one from the pool and to
         # give it back takes longer than a statement.
         self._idle: list[Connection] = []
-        # The statement with which each connection begins.
+        # The statement that makes each connection read-only; "" for a store that writes.
         self.set_up = ""
         # Held to open and to close the engine, and to take an idle connection.
         self._guard = thread_lock()

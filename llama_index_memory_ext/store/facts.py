@@ -208,8 +208,9 @@ def write_facts(
 ) -> bool:
     """Store facts; a fact with a stored id replaces the stored one.
 
-    With ``seen``, changes that were stored since stay. Store nothing and return False if
-    facts, or the messages of a user's first facts, were deleted since.
+    With ``seen``, keep changes that were stored since. Return False and store nothing if
+    facts were deleted since, or if the user had no facts and the quoted messages were
+    deleted.
 
     Raises:
         FactError: The stored fact belongs to another agent.

@@ -42,9 +42,9 @@ def _link_facts(tx: Transaction, namespace: str, facts: Collection[Fact]) -> lis
 def _texts_in(tx: Transaction, namespace: str, session_id: str) -> dict[int, str]:
     """Return the texts of a session from which a namespace may have facts, by their rows.
 
-    For an owner, they are the owner's messages. For another namespace, they are the
-    messages that name an owner as their speaker: {} for the session of one other user,
-    which only has the same name.
+    For an owner, they are the owner's messages. For another namespace, such as a team,
+    they are the messages with a named speaker. {} for another user's session of the same
+    name.
     """
     users = tx.scalars(_SELECT_OWNERS, session_id=session_id)
     speakers: set[str | None] = {*users}

@@ -113,7 +113,9 @@ def branch_session(
     *,
     with_end: bool,
 ) -> None:
-    """Copy a session into a new one, up to the message with the id ``end``, and ``with_end`` that too; None: all.
+    """Copy a session into a new one, up to the message with the id ``end``; None copies all messages.
+
+    ``with_end``: whether this message is copied, too.
 
     The copy has the same owners and is all log. Each reader's cursor is at the
     corresponding row. The stored state of single rows is not copied.

@@ -253,7 +253,7 @@ def read_page(
     limit: int,
     watch: str = "",
 ) -> LogPage:
-    """Return the newest rows of the log behind the reader's cursor that it has not read, at most ``limit``.
+    """Return the newest rows of the log after the reader's cursor that it has not read, at most ``limit``.
 
     ``before`` turns the page: only rows with a smaller id. ``watch`` is a namespace
     of facts: the page has the version of its facts, which saves a query.
@@ -273,7 +273,8 @@ def read_page(
         LogRow.from_query(tx, row) for row in result if row.id not in (None, last_id)
     ]
     has_more = len(rows) > limit
-    # The row that the reader has read last is the oldest of the result, if it exists.
+    # The row that the reader has read last is the oldest of the result, if it exists. It is
+    # not in the result if the page is full, or if it is before the cursor.
     is_last_stored = session.id == last_id
     is_whole = is_last_stored or has_more or last_id <= session.position
     is_fresh = not last_id or (is_whole and session.epoch == seen.epoch)
@@ -296,7 +297,7 @@ def read_unread(
     after: int | None = None,
     limit: int = LAST_ID,
 ) -> LogPage:
-    """Return the oldest rows of the log behind the reader's cursor, or behind the row ``after``.
+    """Return the oldest rows of the log after the reader's cursor, or after the row ``after``.
 
     ``with_active`` adds the active rows.
     """
@@ -341,15 +342,15 @@ def move_cursor(
     new: int,
     state: Json = None,
 ) -> bool:
-    """Move a reader's cursor from the position ``seen`` to ``new``, the last row that is processed, for every process.
+    """Move a reader's cursor from ``seen`` to ``new``, the last row that the reader has processed.
 
-    ``state`` is the reader's result for the rows before, as JSON. It replaces the
-    earlier state. If one of these rows is deleted, the reader begins again without a
-    state.
+    All processes share the cursor. ``state`` is the reader's result for the rows before,
+    as JSON. It replaces the earlier state.
 
-    Two kinds of cursors only move back to a row that remains: cursors without a
-    state, and cursors whose state has the key ``ROWS``. This key holds a list of
-    ``[first row, last row, ...]``. A deletion of one of both rows takes the entry.
+    A deletion of rows before the cursor resets the reader to the beginning, without a
+    state. There are two exceptions, whose cursor moves to the last remaining row: a cursor
+    without a state, and a state with the key ``ROWS``. ``ROWS`` is a list of
+    ``[first row, last row, ...]``; an entry is removed if one of its two rows is deleted.
 
     False, and the transaction is rolled back, if another process has moved the cursor,
     or rows were deleted meanwhile.
@@ -442,7 +443,7 @@ def count_messages(
     after: int = 0,
     last: int = LAST_ID,
 ) -> int:
-    """Return the number of messages behind the row ``after``, up to ``last``, that a reader has not read."""
+    """Return the number of messages after the row ``after``, up to ``last``, that a reader has not read."""
     count: int = tx.scalar(
         _COUNT_UNREAD,
         key=key,

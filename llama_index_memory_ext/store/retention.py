@@ -71,7 +71,7 @@ def _due_turns(
 ) -> list[Sequence[Any]]:
     """Return the past turns with a row from before ``since``, or with a row before the ``most`` newest ones.
 
-    A younger turn stays, although old messages were imported behind it. The current
+    A younger turn stays, even if older messages were imported after it. The current
     turn has active rows. It counts as past if it ``is_answered`` and its last row is
     from before ``since``.
     """

@@ -59,7 +59,7 @@ class SessionAccess(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """How the session is open to this user from now on."""
+        """The kind under which this user becomes an owner: own, shared, or without a user."""
         if self.shared:
             return SHARED
         return WITHOUT_USER if self.user_id is None else OWN
@@ -71,7 +71,8 @@ class LogRow(NamedTuple):
     A row that cannot be read is an empty message.
 
     ``id``: grows in the order of writing.
-    ``role``: the role in which readers take it; see ``is_code_output``.
+    ``role``: the role for readers: "tool" for the output of a ``CodeActAgent``, which was put
+    as a user's message.
     ``data``: the message as JSON.
     ``timestamp``: the time of writing, in nanoseconds since 1970; 0 if it is unknown.
     ``status``: whether it is active or in the log (`archived`).
@@ -203,9 +204,9 @@ class LogPage:
     ``fresh``: false, and the page is empty, if rows were deleted since the
     ``ReadPosition``; the reader must then begin again.
     ``more``: whether there are older rows before the page.
-    ``registered``: whether the cursor is stored; only ``unread`` and ``cursor`` read it.
+    ``registered``: whether the cursor is stored; only ``unread`` and ``cursor`` set it.
     ``facts``: the version of the watched facts.
-    ``state``: the state of the cursor; only ``unread`` and ``cursor`` read it.
+    ``state``: the state of the cursor; only ``unread`` and ``cursor`` set it.
     """
 
     position: int
@@ -239,7 +240,10 @@ class Snapshot(NamedTuple):
     log: tuple[LogRow, ...]
 
     def log_behind(self, seen: ReadPosition) -> list[LogRow] | None:
-        """Return the rows of the log behind the last one that was read, oldest first; None if the log must be read."""
+        """Return the rows of the log after the last row that was read, oldest first.
+
+        None if the snapshot does not reach back to that row.
+        """
         last_id = seen.last_id
         is_complete = self.is_empty
         if last_id:
@@ -286,7 +290,7 @@ def times_of(
     """Return when the message of each row was said, in the time zone.
 
     Without a zone, a time keeps its own offset, and a time in UTC takes the offset of the
-    message before it. The first row takes ``offset``.
+    message before it. ``offset`` is for the messages before the first time with an offset.
     """
     times = []
     offset = zone or offset

@@ -9,14 +9,15 @@ from llama_index.core.storage.chat_store.base_db import MessageStatus
 # A row by the names of its columns.
 Row: TypeAlias = dict[str, Any]
 
-# How a session is open: to one user alone, to users who share it, or to no user yet.
+# The kinds of owners: the only user, one of several users, or a session without a user.
 OWN = "own"
 SHARED = "shared"
 WITHOUT_USER = "nobody"
 # Under this key the state of a cursor lists its entries about single rows.
 ROWS = "rows"
 
-# Begins the name of a cursor that stores a choice, and reads no messages.
+# The prefix of the cursor whose state is the chosen profile of a record; it reads no
+# messages.
 PROFILE_READER = "profile "
 
 ACTIVE = MessageStatus.ACTIVE.value

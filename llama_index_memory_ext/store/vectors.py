@@ -77,7 +77,7 @@ class KeptVectors:
         False if messages were deleted since the epoch, because later messages may have
         got their ids. A store that only reads stores none.
         """
-        # Only the connections of a store that reads begin with such a statement.
+        # A read-only store, whose connections begin with a statement, stores no vectors.
         if self.database.set_up:
             return True
         # The transaction locks the facts or the messages, so that no vector outlives

@@ -200,8 +200,8 @@ def take_fitting(
 ) -> list[Item]:
     """Return the items that fit into ``limit`` tokens together, best item first; other items are skipped.
 
-    Tokens add up for lines that begin with "<" and end with ">" and a newline. No item
-    has fewer tokens than ``shortest``.
+    ``shortest``: no item has fewer tokens, so the search ends when fewer are left. The
+    tokens of items must add up, as they do for lines from "<" to ">" and a newline.
 
     >>> take_fitting(["five.", "nine dots", "four", "1"], len, 10)
     ['five.', 'four', '1']

@@ -171,7 +171,7 @@ def count_leaving(
     """Return how many of the oldest messages leave, so that the rest fits into a limit.
 
     Only whole turns leave. ``tokens`` counts the tokens of a message. The newest turn
-    always stays; by default, every other turn leaves.
+    always stays; by default, all earlier turns leave.
     """
     starts = [
         i for i, message in enumerate(messages) if message.role == MessageRole.USER
