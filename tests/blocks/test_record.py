@@ -376,12 +376,12 @@ NO_ROOM = (
         (SettingError, "no argument 'max_message'", {"max_message": 3}),
         (
             LimitError,
-            "keep_messages must be at most max_messages",
+            "keep_messages=3 needs max_messages of at least 3",
             {"keep_messages": 3},
         ),
         (
             LimitError,
-            "keep_messages must be at most max_messages",
+            "keep_messages=3 needs max_messages of at least 3",
             {"keep_messages": 3, "max_messages": 2},
         ),
         (LimitError, NO_ROOM, {"token_limit": 500, "recall_token_limit": 500}),
@@ -450,5 +450,7 @@ async def test_a_field_that_is_changed_counts_from_the_next_prompt_on(
         [user("What was question 3?")], session_id="chat"
     )
     block.keep_messages = 9
-    with pytest.raises(LimitError, match=r"at most max_messages, which is .*; got 9"):
+    with pytest.raises(
+        LimitError, match=r"keep_messages=9 needs max_messages of at least 9"
+    ):
         await block.aget([], session_id="chat")
