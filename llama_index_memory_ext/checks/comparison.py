@@ -65,7 +65,7 @@ def says_more(statement: str, words: str, names: str) -> bool:
     """
     return (
         bool(numbers_in(statement) - numbers_in(words))
-        or bool(new_names(statement, f"{words}\n{names}"))
+        or has_new_name(statement, f"{words}\n{names}")
         or _has_new_words(statement, words)
         or _differs_in_a_clause(statement, words)
     )
@@ -92,21 +92,22 @@ def numbers_in(text: str) -> frozenset[str]:
     return frozenset(numbers)
 
 
-def new_names(statement: str, words: str) -> set[str]:
-    """Return the names of a statement that are no part of the words.
+def has_new_name(statement: str, words: str) -> bool:
+    """Return whether a statement has a name that the words do not have in any form.
 
-    A name is a word with a capital within a sentence, or a word with a sign such as "_"
-    or "@" in it.
+    A name is a word with a capital within a sentence, as each noun in German, or a word
+    with a sign such as "_" or "@" in it.
 
-    >>> sorted(new_names("Lives in Rome with Bob", "I live in Rome"))
-    ['Bob']
+    >>> has_new_name("Lives in Rome with Bob", "I live in Rome"), has_new_name("Lives in Rome", "I live in Rome")
+    (True, False)
     """
     plain_words = comparable(words)
-    names = set()
     for name in phrases("clauses", "name").findall(statement):
-        if comparable(name) not in plain_words:
-            names.add(name)
-    return names
+        # Related words are not enough: "June" is related to "May".
+        is_form = name.isalpha() and shares_word(name, words)
+        if not is_form and comparable(name) not in plain_words:
+            return True
+    return False
 
 
 # ---- words and clauses ----

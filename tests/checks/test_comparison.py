@@ -6,6 +6,7 @@ from datetime import date, datetime, timezone
 
 import pytest
 
+from llama_index_memory_ext.checks.comparison import says_more
 from llama_index_memory_ext.fact import Fact, duplicate_key
 from llama_index_memory_ext.learning.reply import NewFact
 from llama_index_memory_ext.learning.validation import ValidatedReply, validate_reply
@@ -76,6 +77,22 @@ def test_an_answer_may_speak_to_the_assistant() -> None:
     assert stored("Prefers German", said, asked=asked) == (
         f'Asked "{asked}", the user said "{said}".'
     )
+
+
+@pytest.mark.parametrize(
+    ("statement", "words"),
+    [
+        ("Hat eine Katzenallergie", "ich bin allergisch gegen Katzen"),
+        ("Hasst frühes Aufstehen", "Ich hasse es, früh aufzustehen."),
+        ("Ist auf Jobsuche", "Ich suche einen neuen Job."),
+        ("Arbeitet im Schichtdienst", "Ich bin nachts wach, ich arbeite Schicht."),
+    ],
+)
+def test_a_german_noun_is_no_new_name_if_its_words_were_said(
+    statement: str, words: str
+) -> None:
+    assert not says_more(statement, words, "")
+    assert says_more(f"{statement} in Oslo", words, "")
 
 
 def test_a_no_is_stored_with_its_question() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llama_index_memory_ext.checks.clauses import unsaid_reason
-from llama_index_memory_ext.checks.comparison import new_names, numbers_in, says_more
+from llama_index_memory_ext.checks.comparison import has_new_name, numbers_in, says_more
 from llama_index_memory_ext.checks.quotes import Span, find_quote
 from llama_index_memory_ext.checks.secrets import holds_secret
 from llama_index_memory_ext.words import (
@@ -41,8 +41,8 @@ READERS: dict[str, Callable[[str], object]] = {
     "dates": dates_in,
     "language": language_of,
     "translation": lambda text: is_translation(text, "Ich wohne in Köln"),
-    "names of a source": lambda text: new_names("Lives in Paris with Roberta", text),
-    "names of a statement": lambda text: new_names(text, "I live"),
+    "names of a source": lambda text: has_new_name("Lives in Paris with Roberta", text),
+    "names of a statement": lambda text: has_new_name(text, "I live"),
     "shared name": lambda text: shares_word("Lives in Paris", text),
     "numbers": numbers_in,
     "quote in a text": lambda text: find_quote(
@@ -82,7 +82,7 @@ def test_a_long_text_takes_no_longer(reader: str, kind: str) -> None:
 @given(st.text(), st.text())
 def test_no_text_is_too_strange(one: str, other: str) -> None:
     assert isinstance(dates_in(one), tuple)
-    assert isinstance(new_names(one, other), set)
+    assert isinstance(has_new_name(one, other), bool)
     assert isinstance(numbers_in(one), frozenset)
     assert isinstance(says_more(one, other, ""), bool)
     assert script_of(one) in {"latin", "cjk", "other", ""}
