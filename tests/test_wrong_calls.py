@@ -260,12 +260,6 @@ CALLS: list[tuple[Callable[[Any], Any], str, str, str]] = [
         "Pass the text itself",
     ),
     (
-        lambda _: opened(on_error=done),
-        "on_error must be a plain function",
-        "got an async def",
-        "asyncio.create_task",
-    ),
-    (
         lambda _: opened(keep_messages=6),
         "keep_messages=6 needs max_messages of at least 6",
         "got None",

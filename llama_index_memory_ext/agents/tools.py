@@ -381,9 +381,7 @@ class MemoryToolSpec(BaseToolSpec):
             words, session_id=self.memory.session_id
         )
         # A fact that is only related by its meaning may not be the fact that is meant.
-        facts = [entry.fact for entry in ranked if entry.matched]
-        # The text around the quote of a fact may have the words, too.
-        return [fact for fact in facts if shares_word(fact.content, words)] or facts
+        return [entry.fact for entry in ranked if entry.matched]
 
     def _ask_which(self, candidates: Sequence[Fact]) -> str:
         lines = [

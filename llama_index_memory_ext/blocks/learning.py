@@ -285,7 +285,7 @@ class LearningBlock(LogBlock):
         Raises:
             StoreError: The given store has no such session.
         """
-        if not self.has_record:
+        if self.extract_facts and not self.has_record:
             await self._check_log(session_id)
         if not self._extracts():
             return

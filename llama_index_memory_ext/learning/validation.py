@@ -311,7 +311,7 @@ def choose_wording(candidate: Candidate) -> Candidate:
         answer = (
             f'Asked "{question[-_MOST_ASKED:]}", the user said "{place.text.strip()}".'
         )
-        return candidate._replace(content=answer)
+        return candidate._replace(content=answer[:MAX_FACT])
     stating = list(filter(states_something, place.sentences))
     sentence = max(
         stating or place.sentences,

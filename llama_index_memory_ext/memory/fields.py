@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -27,6 +26,8 @@ from llama_index_memory_ext.text.tokens import TokenCounter
 from llama_index_memory_ext.text.turns import FLUSH_EVERY_TURN
 
 if TYPE_CHECKING:
+    import asyncio
+
     from llama_index_memory_ext.blocks.facts import RelevantFactsBlock
     from llama_index_memory_ext.blocks.record import CondensedMemoryBlock
 
@@ -141,11 +142,6 @@ class MemoryFields(Memory):
         if self.shared and self.user_id is None:
             raise SettingError(
                 "shared=True needs a user_id, which names the speaker; got none. Pass the user's id."
-            )
-        if asyncio.iscoroutinefunction(self.on_error):
-            raise SettingError(
-                "on_error must be a plain function, which runs in the event loop; got an async def. Let it start a "
-                "task: asyncio.create_task(...)."
             )
         if self.time_zone is not None:
             for block in self._log_blocks:

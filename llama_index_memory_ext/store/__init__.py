@@ -339,7 +339,8 @@ class MemoryStore(SQLAlchemyChatStore):
     ) -> None:
         """Delete the messages of a session, and their words in facts, which stay."""
         await self.log.delete_all(key, _statuses_of(status))
-        self.jobs.unread.discard(key)
+        if status is None:
+            self.jobs.unread.discard(key)
         self.cache.drop([key])
 
     async def delete_oldest_messages(self, key: str, n: int) -> list[ChatMessage]:

@@ -33,7 +33,7 @@ class _Kept:
 
     values: dict[Hashable, Any] = field(default_factory=dict)
     sizes: dict[Hashable, int] = field(default_factory=dict)
-    size: int = _SIZE_OF_NAME
+    size: int = 0
     last_use: int = 0
 
 
@@ -46,10 +46,14 @@ class StoreCache:
     """
 
     def __init__(self) -> None:
-        self.size = 0
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
         with _guard:
             _caches.add(self)
+
+    @property
+    def size(self) -> int:
+        """How much the names count together."""
+        return sum(named.size for named in self._kept.values())
 
     @property
     def oldest_use(self) -> float:
@@ -71,16 +75,12 @@ class StoreCache:
         The name that is put stays, however large it is.
         """
         with _guard:
-            if name not in self._kept:
-                self._kept[name] = _Kept()
-                self.size += _SIZE_OF_NAME
+            self._kept.setdefault(name, _Kept())
             named = self._use(name)
             named.values[settings] = value
             named.sizes[settings] = size
-            size = _SIZE_OF_NAME + sum(named.sizes.values())
-            size = min(size, MOST_KEPT // 2 + 1)
-            self.size += size - named.size
-            named.size = size
+            count = _SIZE_OF_NAME + sum(named.sizes.values())
+            named.size = min(count, MOST_KEPT // 2 + 1)
             while size_of_caches() > MOST_KEPT:
                 oldest = min(_caches, key=lambda cache: cache.oldest_use)
                 oldest.drop_oldest()
@@ -93,14 +93,12 @@ class StoreCache:
         """Drop the values of these sessions and users."""
         with _guard:
             for name in names:
-                named = self._kept.pop(name, None)
-                if named is not None:
-                    self.size -= named.size
+                self._kept.pop(name, None)
 
     def clear(self) -> None:
         """Drop all values."""
         with _guard:
-            self.drop(list(self._kept))
+            self._kept.clear()
 
     def _use(self, name: str) -> _Kept:
         self._kept.move_to_end(name)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from llama_index_memory_ext.store.transaction import Transaction
 
+_SELECT_IDS = "SELECT id FROM {rows} WHERE key = :key"
 _SELECT_READERS = "SELECT reader FROM {cursors} WHERE key {in_names}"
 _SELECT_OWNERS = "SELECT key, user_id, kind FROM {owners} WHERE key {in_names}"
 _DELETE_OWNER = "DELETE FROM {owners} WHERE key = :key AND user_id = :user_id"
@@ -71,12 +72,12 @@ class DeletedUser(NamedTuple):
         """Return whether a fact of another namespace is of the user's words, and is deleted with them.
 
         It is deleted if the user said it, or if it copies a fact of the user's words. A
-        fact from a session of the user also counts as the user's, unless a user who stays
-        there said it or owns it. ``row`` is the row of the ``fact``, which is None if it
-        cannot be read.
+        fact from a session of the user also counts as the user's, unless it names another
+        speaker, or a user who stays there owns it. ``row`` is the row of the ``fact``,
+        which is None if it cannot be read.
         """
         users = self.sessions.get(row.session_id or "")
-        is_unknown = users is not None and users.isdisjoint({row.said_by, namespace})
+        is_unknown = users is not None and not (row.said_by or namespace in users)
         is_copy = row.id in self.contents
         if is_copy and fact is not None:
             is_copy = self.contents[row.id] in (None, fact.content)
@@ -153,8 +154,8 @@ def _leave_session(
 
 def forget_session(tx: Transaction, key: str) -> dict[str, int]:
     """Delete a session; its facts stay, and lose its words. Return the numbers of deleted messages and cursors."""
+    lose_words(tx, key, tx.scalars(_SELECT_IDS, key=key))
     counts = delete_sessions(tx, [key])
-    lose_words(tx, key)
     return {kind: counts[kind] for kind in ("messages", "cursors")}
 
 

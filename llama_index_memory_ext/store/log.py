@@ -104,8 +104,8 @@ def append_messages(
             stay) and then the new messages, oldest first. Returns how many of the
             oldest go into the log; None: none.
         replace: Whether the new messages replace all messages of the session. The
-            first rows that have the same messages stay, with ids and times. All later
-            rows are deleted.
+            rows that have the first messages, in the same order, stay, with ids and
+            times. All other rows are deleted.
         access: How the session is opened. Its user becomes an owner of the session, if
             there are messages to write or to move; None: the owners stay.
         readers: The readers that are registered for the session.
@@ -131,12 +131,11 @@ def append_messages(
     if access:
         user_id = claim_session(tx, key, access, speakers, readers)
     if replace:
-        rows = find_rows(tx, key)
-        same = _count_same(rows, messages)
-        stored = rows[:same]
-        replaced = rows[same:]
-        delete_rows(tx, key, [row.id for row in replaced])
-        messages = new_messages(tx, key, messages[same:])
+        others = {row.id: row for row in find_rows(tx, key)}
+        stored = _take_same(others, messages)
+        delete_rows(tx, key, list(others))
+        replaced = list(others.values())
+        messages = new_messages(tx, key, messages[len(stored) :])
     count = 0
     if plan_flush:
         before = [row.message for row in stored]
@@ -225,14 +224,18 @@ def claim_unless_deleted(
     claim_session(tx, key, access._replace(shared=is_shared), (), readers)
 
 
-def _count_same(rows: Sequence[LogRow], messages: Sequence[ChatMessage]) -> int:
-    """Return how many messages, from the first on, equal the stored messages."""
-    count = 0
-    for row, message in zip(rows, messages, strict=False):
-        if not is_same(row.data, storable(message)):
-            break
-        count += 1
-    return count
+def _take_same(
+    rows: dict[int, LogRow], messages: Sequence[ChatMessage]
+) -> list[LogRow]:
+    """Take the rows that have the first messages, in the same order, from ``rows``, and return them."""
+    same = []
+    wanted = map(storable, messages)
+    message = next(wanted, None)
+    for row in list(rows.values()):
+        if message and is_same(row.data, message):
+            same.append(rows.pop(row.id))
+            message = next(wanted, None)
+    return same
 
 
 def _speakers_in(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from llama_index_memory_ext.errors import EncryptionError
 from llama_index_memory_ext.store.facts import parse_facts, put_facts
-from llama_index_memory_ext.store.lost_words import Remaining, without_words
+from llama_index_memory_ext.store.lost_words import without_words
 from llama_index_memory_ext.store.readers import (
     find_rows,
     put_cursor,
@@ -21,7 +20,6 @@ from llama_index_memory_ext.words import visible
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from llama_index_memory_ext.fact import Fact
     from llama_index_memory_ext.store.rows import LogRow
     from llama_index_memory_ext.store.transaction import Transaction
     from llama_index_memory_ext.text.messages import Json
@@ -48,8 +46,9 @@ SELECT reader, state, COALESCE((
 ), 0) AS remaining
 FROM {cursors} AS cursors WHERE key = :key AND position >= :first
 """
+_SELECT_NAMESPACES = "SELECT DISTINCT namespace FROM {facts} WHERE session_id = :session_id ORDER BY namespace"
 _SELECT_FACTS = """
-SELECT namespace, id, data FROM {facts} WHERE session_id = :session_id ORDER BY namespace
+SELECT namespace, id, data FROM {facts} WHERE namespace = :namespace AND session_id = :session_id
 """
 
 
@@ -63,11 +62,11 @@ def delete_rows(tx: Transaction, key: str, ids: Sequence[int]) -> int:
     """
     facts = 0
     if ids:
+        facts = lose_words(tx, key, ids)
         _delete_vectors(tx, key, ids)
         tx.execute(_DELETE_MESSAGE_IDS, key=key, row_ids=ids)
         tx.execute(_DELETE_ROWS, key=key, row_ids=ids)
         _move_cursors_back(tx, key, ids)
-        facts = lose_words(tx, key)
     renew_session(tx, key)
     return facts
 
@@ -133,24 +132,34 @@ def _without_deleted(
 # ---- facts ----
 
 
-def lose_words(tx: Transaction, key: str) -> int:
-    """Take deleted rows and their words from the facts of a session; return the number of changed facts."""
-    # Most sessions have no facts, and need not be read.
-    remaining = cache(partial(_read_remaining, tx, key))
-    changed: dict[str, list[Fact]] = {}
-    for row in tx.rows(_SELECT_FACTS, session_id=key):
-        for fact in parse_facts(tx, [row]).values():
-            remaining_fact = without_words(fact, remaining())
-            if remaining_fact != fact:
-                changed.setdefault(row.namespace, []).append(remaining_fact)
-    tx.lock((), changed)
-    for namespace, facts in changed.items():
-        put_facts(tx, namespace, facts)
-    return sum(map(len, changed.values()))
+def lose_words(tx: Transaction, key: str, ids: Sequence[int]) -> int:
+    """Take rows and their words from the facts of a session, and return the number of changed facts.
+
+    The rows are deleted afterwards, because their words are read here.
+    """
+    namespaces = tx.scalars(_SELECT_NAMESPACES, session_id=key)
+    if not namespaces:
+        return 0
+    # Other processes may change or delete facts between reading and writing.
+    tx.lock((), namespaces)
+    deleted = set(ids)
+    text = _read_lines(tx, key, ids)
+    count = 0
+    for namespace in namespaces:
+        rows = tx.rows(_SELECT_FACTS, namespace=namespace, session_id=key)
+        changed = []
+        for fact in parse_facts(tx, rows).values():
+            remaining = without_words(fact, deleted, text)
+            if remaining != fact:
+                changed.append(remaining)
+        put_facts(tx, namespace, changed)
+        count += len(changed)
+    return count
 
 
-def _read_remaining(tx: Transaction, key: str) -> Remaining:
-    """Return the rows that remain of a session, with lines in the form of the ``source`` of a fact."""
-    rows = find_rows(tx, key)
-    texts = [visible(spoken(row.message)) for row in rows]
-    return Remaining({row.id for row in rows}, "\n".join(["", *texts, ""]))
+def _read_lines(tx: Transaction, key: str, ids: Sequence[int]) -> str:
+    """Return the lines of rows in the form of the ``source`` of a fact, each between line breaks."""
+    lines = [""]
+    for row in rows_by_id(tx, key, ids):
+        lines += visible(spoken(row.message)).splitlines()
+    return "\n".join([*lines, ""])

@@ -15,6 +15,7 @@ from sqlalchemy import make_url
 
 from llama_index_memory_ext import (
     CondensedMemoryBlock,
+    Fact,
     LimitError,
     MemoryStore,
     RelevantFactsBlock,
@@ -135,6 +136,20 @@ async def test_a_store_that_the_memory_does_not_use_is_refused(
     ):
         await memory.aput(user("The second message."))
     assert len(await memory.aget_all()) == 2
+    await store.aclose()
+
+
+async def test_a_block_that_only_shows_facts_needs_no_messages_in_its_store(
+    open_plain_memory: OpenPlainMemory, database_uri: str
+) -> None:
+    store = MemoryStore(database_uri)
+    await store.facts.write("ann", [Fact(content="Likes tea")])
+    block = RelevantFactsBlock(store=store, user_id="ann", extract_facts=False)
+    memory = open_plain_memory(block)
+    for message in (user("Hi."), assistant("Hello."), user("What do I like?")):
+        await memory.aput(message)
+        prompt = sent_text(await memory.aget())
+    assert "Likes tea" in prompt
     await store.aclose()
 
 

@@ -126,6 +126,16 @@ async def test_a_session_of_another_user_is_refused_before_a_model_is_asked(
     assert server.requests == []
 
 
+async def test_a_session_that_the_user_shares_is_read(learns: Learns) -> None:
+    """As without a list of sessions."""
+    for name in ("bob", "ann"):
+        team, server = learns(session_id="team", user_id=name, shared=True)
+        await team.aput_messages(talk(name))
+    memory, server = learns(session_id="new", user_id="ann")
+    await memory.abackfill(["team"])
+    assert likes(server.requests) == [["ann"]]
+
+
 async def test_messages_without_a_question_are_left_behind_without_a_request(
     learns: Learns,
 ) -> None:

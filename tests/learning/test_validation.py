@@ -261,6 +261,7 @@ def test_no_fact_is_longer_than_500_characters_in_whose_words_it_may_be() -> Non
     for lines, quote in (
         ([Utterance(1, "user", sentence)], sentence),
         ([asked, Utterance(2, "user", "No")], "No"),
+        ([asked, Utterance(2, "user", f"No {'x' * 200}")], f"No {'x' * 200}"),
     ):
         outcome = gated(new("Has never lived in Rome", quote), lines=lines, known=())
         (fact,) = outcome.accepted

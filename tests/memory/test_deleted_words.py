@@ -227,6 +227,18 @@ async def test_a_fact_that_only_ends_a_fact_of_the_person_goes_with_it(
     assert await contents(store, "team") == [f"No longer true: {other}"]
 
 
+async def test_a_fact_of_another_user_stays_though_its_session_was_deleted_and_begun_anew(
+    store: MemoryStore,
+) -> None:
+    """The name of the session is then the person's, but not what was said there before."""
+    await tell(on(store, "bob"), "I live in Bobville1.")
+    await store.forget("chat")
+    await tell(on(store, "ann"), "I live in Annville1.")
+    assert len(await contents(store, "team")) == 2
+    await store.forget_user("ann", vacuum=False)
+    assert await contents(store, "team") == ["Lives in Bobville1"]
+
+
 async def test_a_person_is_found_by_the_facts_when_the_messages_are_gone(
     store: MemoryStore,
 ) -> None:

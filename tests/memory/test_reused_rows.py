@@ -50,3 +50,27 @@ async def test_a_fact_is_shown_beside_the_messages_that_follow_its_deleted_messa
     (stored,) = await memory.facts.alist()
     assert (stored.message_ids, stored.quote, stored.source) == ((), "", "")
     assert stored.words_deleted_at is not None
+
+
+@pytest.mark.parametrize("kept", [[2, 3, 4, 5], [0, 1, 2, 3], [0, 2, 3]])
+async def test_messages_that_are_set_again_keep_their_facts_and_are_not_read_again(
+    learns: Learns, kept: list[int]
+) -> None:
+    """As a program that deletes the oldest messages, the newest, or some between."""
+    memory, server = learns()
+    history = []
+    for text in ("Hello.", "I like tea", "Good night."):
+        history += [user(text), assistant(f"{text} Fine.")]
+    await memory.aput_messages(history)
+    await memory.aflush()
+    (fact,) = await memory.facts.alist()
+    requests = len(server.requests)
+    await memory.aset([history[i] for i in kept])
+    await memory.aflush()
+
+    (stored,) = await memory.facts.alist()
+    assert (stored.message_ids, stored.quote) == (fact.message_ids, fact.quote)
+    assert [row.message.content for row in await memory.sql_store.rows("chat")] == [
+        history[i].content for i in kept
+    ]
+    assert len(server.requests) == requests

@@ -325,6 +325,32 @@ DELETIONS: dict[str, Callable[[MemoryStore], Coroutine[Any, Any, dict[str, int]]
 }
 
 
+async def test_a_deletion_of_messages_brings_no_fact_back_that_is_deleted_meanwhile(
+    postgres_uri: str, open_store: OpenStore
+) -> None:
+    store = open_store(postgres_uri)
+    await store.add_messages("chat", [user("I like tea."), assistant("Fine.")])
+    rows = await store.rows("chat")
+    fact = Fact(
+        content="Likes tea",
+        quote="I like tea.",
+        session_id="chat",
+        message_ids=(rows[0].id,),
+    )
+    await store.facts.write("ann", [fact])
+    engine = create_async_engine(postgres_uri)
+    async with engine.begin() as writer:
+        await writer.exec_driver_sql(
+            "UPDATE llama_index_memory_users SET change = change + 1 WHERE namespace = 'ann'"
+        )
+        deletion = asyncio.create_task(store.delete_message("chat", rows[0].id))
+        await until_a_statement_waits(postgres_uri)
+        await writer.exec_driver_sql("DELETE FROM llama_index_memory_facts")
+    await deletion
+    await engine.dispose()
+    assert (await store.facts.read("ann")).facts == []
+
+
 @pytest.mark.parametrize("delete", DELETIONS.values(), ids=list(DELETIONS))
 async def test_a_deletion_waits_for_a_writer_of_the_facts_that_it_changes(
     postgres_uri: str,

@@ -13,7 +13,7 @@ from llama_index.core.llms import ChatMessage
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 
 from llama_index_memory_ext import Fact, MemoryStore, SettingError
-from llama_index_memory_ext.store.lost_words import Remaining, without_words
+from llama_index_memory_ext.store.lost_words import without_words
 from llama_index_memory_ext.store.rows import SessionAccess
 from llama_index_memory_ext.store.transaction import Transaction
 from tests.conversation import assistant, calling, record, result, sent_text, user
@@ -274,7 +274,7 @@ def test_a_quote_of_two_messages_leaves_a_fact_with_one_of_them() -> None:
     fact = Fact(
         content="Likes tea", quote="Tea.\nYes.", session_id="chat", message_ids=(1, 2)
     )
-    remaining = without_words(fact, Remaining({2}, "\nYes.\n"))
+    remaining = without_words(fact, {1}, "\nTea.\n")
     assert (remaining.quote, remaining.message_ids) == ("", (2,))
     assert remaining.session_id == "chat"
 
