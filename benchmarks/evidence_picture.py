@@ -18,6 +18,8 @@ NAME = "evidence-and-price.svg"
 WIDTH, HEIGHT = 520, 494
 LEFT, RIGHT, TOP, BOTTOM = 70, 490, 124, 424
 TICK_TOKENS = 500
+# A line leads to a label that stands further below its point.
+NEAR = 12
 # The frame, the styles of both color schemes and the heading.
 _BEGINNING = """\
 <svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" \
@@ -30,6 +32,8 @@ aria-label="{about}">
     .page {{ fill: #ffffff; stroke: #d1d9e0; }}
     .ours {{ fill: #0969da; }}
     .theirs {{ fill: #59636e; }}
+    .ours, .theirs {{ stroke: #ffffff; stroke-width: 1.5px; }}
+    .lead {{ stroke: #59636e; }}
     .line {{ stroke: #d1d9e0; fill: none; }}
     @media (prefers-color-scheme: dark) {{
       text {{ fill: #e6edf3; stroke: #0d1117; }}
@@ -37,15 +41,17 @@ aria-label="{about}">
       .page {{ fill: #0d1117; stroke: #3d444d; }}
       .ours {{ fill: #58a6ff; }}
       .theirs {{ fill: #9198a1; }}
+      .ours, .theirs {{ stroke: #0d1117; }}
+      .lead {{ stroke: #9198a1; }}
       .line {{ stroke: #3d444d; }}
     }}
   </style>
   <rect class="page" x="1" y="1" width="{inner_width}" height="{inner_height}" rx="12"/>
   <text x="24" y="36" class="head">{head}</text>
   <text x="24" y="62" class="small">{data}</text>
-  <circle class="ours" cx="30" cy="85" r="6"/>
+  {ours}
   <text x="44" y="90" class="small">CondensedMemory</text>
-  <circle class="theirs" cx="216" cy="85" r="6"/>
+  {theirs}
   <text x="230" y="90" class="small">LlamaIndex's Memory</text>
 """
 
@@ -130,17 +136,30 @@ def draw_points(
         height=HEIGHT,
         inner_width=WIDTH - 2,
         inner_height=HEIGHT - 2,
+        ours=_mark("ours", 30, 85),
+        theirs=_mark("theirs", 216, 85),
     )
-    parts = _axes(axis, most, tick_tokens)
+    marks, labels = [], []
     for point in points:
         x = round(LEFT + (RIGHT - LEFT) * point.tokens / most)
         y = _height_of(point.share)
-        parts.append(f'  <circle class="{point.kind}" cx="{x}" cy="{y}" r="6"/>')
+        if point.down > NEAR:
+            end = f"{x + point.right - 2} {y + point.down - 6}"
+            marks.append(f'  <path class="lead" d="M{x} {y}L{end}"/>')
+        marks.append(f"  {_mark(point.kind, x, y)}")
         place = (
             f'x="{x + point.right}" y="{y + point.down}" text-anchor="{point.anchor}"'
         )
-        parts.append(f"  <text {place}>{point.label}</text>")
+        labels.append(f"  <text {place}>{point.label}</text>")
+    parts = [*_axes(axis, most, tick_tokens), *marks, *labels]
     return beginning + "\n".join([*parts, "</svg>", ""])
+
+
+def _mark(kind: str, x: int, y: int) -> str:
+    """Return the sign of a point: another shape for each kind, for readers who see no colors."""
+    if kind == "ours":
+        return f'<circle class="{kind}" cx="{x}" cy="{y}" r="6"/>'
+    return f'<path class="{kind}" d="M{x - 5} {y - 5}h10v10h-10z"/>'
 
 
 def _height_of(share: float) -> int:
