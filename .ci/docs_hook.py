@@ -22,6 +22,8 @@ CELL = re.compile(r"<(t[dh])\b[^>]*>.*?</\1>", re.DOTALL)
 CODE = re.compile(r"(?<=<code>)[^<]+(?=</code>)")
 JOINTS = re.compile(r"(?<=[a-z\d])(?:[_.=/,:@+(\[]|(?=[A-Z]))(?=\S)|(?<=[A-Z])_(?=\S)")
 OPTION = re.compile(r"<code>(?=--[a-z-]+</code>)")
+CODE_WITH_OPTION = re.compile(r"<code>[^\n]*? --[a-z][^\n]*?</code>")
+OPTION_AMONG_WORDS = re.compile(r"(?<= )--[a-z-]+")
 HELP = ".ci/command_line.py utils docs --name llama-index-memory"
 
 
@@ -52,7 +54,8 @@ def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
     page.meta["search"] = {"boost": boosts.get(folder, 1)}
     if folder == "recipes":
         return markdown
-    for there, here in {"](docs/": "](", "](../": "](", 'src="docs/': 'src="'}.items():
+    elsewhere = {"](docs/": "](", "](../README.md": "](index.md", "](../": "]("}
+    for there, here in (elsewhere | {'src="docs/': 'src="'}).items():
         markdown = markdown.replace(there, here)
     return markdown
 
@@ -60,8 +63,13 @@ def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
 def on_post_page(output: str, **_: Any) -> str:
     """Called for each finished page: names in tables break between their words, and options nowhere."""
     broken = CELL.sub(lambda cell: CODE.sub(_with_breaks, cell[0]), output)
-    return OPTION.sub('<code class="option">', broken)
+    whole = CODE_WITH_OPTION.sub(_with_whole_options, broken)
+    return OPTION.sub('<code class="option">', whole)
 
 
 def _with_breaks(code: re.Match[str]) -> str:
     return JOINTS.sub(r"\g<0><wbr>", code[0])
+
+
+def _with_whole_options(code: re.Match[str]) -> str:
+    return OPTION_AMONG_WORDS.sub(r'<span class="option">\g<0></span>', code[0])
