@@ -178,7 +178,7 @@ def select_known_facts(
 
     similar = take_fitting(matching, tokens_of, int(_MATCHING_SHARE * limit))
     chosen = set(similar)
-    others = [fact for fact in facts if fact not in chosen]
-    others.sort(key=lambda fact: len(fact.content))
+    shortest = [fact for fact in facts if fact not in chosen]
+    shortest.sort(key=lambda fact: len(fact.content))
     remaining = limit - sum(map(tokens_of, similar))
-    return [*similar, *take_fitting(others, tokens_of, remaining)]
+    return [*similar, *take_fitting(shortest, tokens_of, remaining)]

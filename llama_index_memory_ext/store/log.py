@@ -131,10 +131,10 @@ def append_messages(
     if access:
         user_id = claim_session(tx, key, access, speakers, readers)
     if replace:
-        others = {row.id: row for row in find_rows(tx, key)}
-        stored = _take_same(others, messages)
-        delete_rows(tx, key, list(others))
-        replaced = list(others.values())
+        rows = {row.id: row for row in find_rows(tx, key)}
+        stored = _take_same(rows, messages)
+        delete_rows(tx, key, list(rows))
+        replaced = list(rows.values())
         messages = new_messages(tx, key, messages[len(stored) :])
     count = 0
     if plan_flush:
