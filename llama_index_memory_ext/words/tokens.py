@@ -88,6 +88,9 @@ _WORD = (
     rf"(?P<unspaced>[{_KATAKANA}]+|[{_UNSPACED}]+)"
     rf"|[a-z](?:\+\+|#)(?!\w)"
     rf"|(?:[^\W_{_KATAKANA}{_UNSPACED}]|[{_SIGNS}]){{2,}}"
+    # The number of a room, or "Plan B". Letters that are a word of some language, and the
+    # letters beside an apostrophe, as in "can't", say nothing.
+    r"|[0-9]|(?<!\w['\u2019])[bcdfghjlmnpqrtx](?!['\u2019]\w)"
 )
 # "Uses Docker" and "it uses FastAPI" have nothing in common.
 _ANY_VERB = "use"
@@ -111,12 +114,12 @@ class Word(NamedTuple):
 def words_of(text: str) -> Iterator[Word]:
     """Yield the words of a text that are indexed.
 
-    Stop words, single characters, punctuation and emoji are left out. Scripts with
-    spaces give words of at least two characters. Their terms are stems without accents;
-    an irregular English word has the stem of its base form. Korean and scripts without
-    spaces, such as Chinese, give pairs of neighbouring characters. Days follow at the
-    end: "8 May", "May 8th", "5月8日" and "2026-05-08" all give the term "may8". The verb
-    "may" is a stop word, the month is not.
+    Stop words, punctuation and emoji are left out. A word of one character is a digit, or
+    a letter that is no word of a language, as in "Plan B". The terms are stems without
+    accents; an irregular English word has the stem of its base form. Korean and scripts
+    without spaces, such as Chinese, give pairs of neighbouring characters. Days follow at
+    the end: "8 May", "May 8th", "5月8日" and "2026-05-08" all give the term "may8". The
+    verb "may" is a stop word, the month is not.
     """
     plain, days = with_english_days(unicodedata.normalize("NFKC", text))
     plain = plain.casefold()
@@ -364,13 +367,16 @@ _NUMBER = r"\d+(?:\.\d+)*"
 def keywords(text: str) -> frozenset[str]:
     """Return the words by which statements are compared: stems without accents, numbers.
 
-    Stop words are left out. Scripts without spaces give pairs of characters, and
-    Chinese gives single characters too.
+    Stop words are left out, and letters alone: a word that is spelled out is no word.
+    Scripts without spaces give pairs of characters, and Chinese gives single characters
+    too.
     """
     folded = comparable(text)
     characters = set(pattern(CHARACTER).findall(folded)) - STOP_CHARACTERS
     keys = characters.union(pattern(_NUMBER).findall(folded))
     for word in words_of(folded):
+        if len(word.written) == 1:
+            continue
         if word.term.isascii():
             keys.add(word.term)
         else:

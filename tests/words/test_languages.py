@@ -79,6 +79,13 @@ def test_names_and_numbers_are_found_across_languages(question: str) -> None:
     assert first_of(facts, "What was 4711?") == "Mag die 4711"
 
 
+@pytest.mark.parametrize("name", ["3", "7", "B", "x"])
+def test_a_name_of_one_character_is_found(name: str) -> None:
+    facts = [Fact(content=f"The code of flat {other} is lost") for other in "123BCDX78"]
+    question = f"What is the code of flat {name}?"
+    assert first_of(facts, question) == f"The code of flat {name.upper()} is lost"
+
+
 def test_the_documents_tell_the_language_of_a_question_without_function_words() -> None:
     facts = [*facts_in("de"), Fact(content="Renoviert alte Häuser")]
     assert first_of(facts, "Haus?") == "Renoviert alte Häuser"

@@ -21,6 +21,8 @@ def test_words_of_many_scripts_are_found() -> None:
     assert pairs == ("コー", "ーヒ", "ヒー", "が好", "好き", "きで")
     assert terms_in("हिन्दी में") == ("हिन्दी", "में")
     assert terms_in("\uff50\uff39thon Café") == ("python", "cafe")
+    assert terms_in("Plan B, room 7, $5") == ("plan", "b", "room", "7", "5")
+    assert terms_in("I can't, don\u2019t, l'or e d'or") == ()
 
 
 def test_a_word_comes_with_its_term_and_as_it_is_written() -> None:
