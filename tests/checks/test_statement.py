@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from llama_index_memory_ext.checks.clauses import denies, unsaid_reason
+from llama_index_memory_ext.checks.clauses import (
+    denies,
+    tells_own_change,
+    unsaid_reason,
+)
 from llama_index_memory_ext.checks.quotes import find_quote
 from tests.words import rows
 
@@ -38,3 +42,13 @@ def test_a_quotation_is_somebody_elses() -> None:
 @pytest.mark.parametrize("text", ["dont", "Ich mag keinen Fisch", "いいえ"])
 def test_a_denial_is_a_form_or_a_word_of_any_language(text: str) -> None:
     assert denies(text)
+
+
+@pytest.mark.parametrize("text", [text for (text,) in rows("own changes")])
+def test_the_user_tells_a_change_in_any_language(text: str) -> None:
+    assert tells_own_change(text)
+
+
+@pytest.mark.parametrize("text", [text for (text,) in rows("no own changes")])
+def test_a_trip_and_the_change_of_another_person_are_none(text: str) -> None:
+    assert not tells_own_change(text)
