@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llama_index.core.base.llms.types import MessageRole
 
-from llama_index_memory_ext.fact import NO_LONGER_TRUE, Fact
+from llama_index_memory_ext.fact import NO_LONGER_TRUE, ONLY_ENDS, Fact
 from llama_index_memory_ext.store.facts import (
     delete_with_vectors,
     parse_facts,
@@ -20,7 +20,7 @@ from llama_index_memory_ext.store.row_deletion import delete_rows, lose_words
 from llama_index_memory_ext.store.tables import WITHOUT_USER, vectors_namespace
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection
 
     from llama_index_memory_ext.store.transaction import Transaction
 
@@ -60,13 +60,13 @@ class DeletedUser(NamedTuple):
 
     ``namespaces``: the namespaces whose facts are all deleted.
     ``sessions``: the user's sessions, each with the users who stay there.
-    ``contents``: the contents of the facts of the user's words, by the id of the fact;
-    None for a content that cannot be decrypted.
+    ``texts``: the content and the quote of each fact of the user's words, by the id of
+    the fact; empty if they cannot be decrypted.
     """
 
     namespaces: set[str]
     sessions: dict[str, set[str]]
-    contents: dict[str, str | None]
+    texts: dict[str, set[Any]]
 
     def owns_words_of(self, namespace: str, row: Any, fact: Fact | None) -> bool:
         """Return whether a fact of another namespace is of the user's words, and is deleted with them.
@@ -78,9 +78,10 @@ class DeletedUser(NamedTuple):
         """
         users = self.sessions.get(row.session_id or "")
         is_unknown = users is not None and not (row.said_by or namespace in users)
-        is_copy = row.id in self.contents
-        if is_copy and fact is not None:
-            is_copy = self.contents[row.id] in (None, fact.content)
+        texts = self.texts.get(row.id)
+        is_copy = texts is not None
+        if texts and fact:
+            is_copy = not texts.isdisjoint((fact.content, fact.quote))
         return is_copy or is_unknown or row.said_by in self.namespaces
 
 
@@ -168,7 +169,7 @@ def delete_sessions(
         "namespaces": list(namespaces),
         "vectors": [*namespaces, *map(vectors_namespace, keys)],
     }
-    counts: Counter[str] = Counter()
+    counts = Counter[str]()
     for kind, statement in _DELETIONS:
         counts[kind] += tx.execute(statement, **names).rowcount
     return counts
@@ -191,7 +192,7 @@ def forget_facts(
 ) -> Counter[str]:
     """Delete the facts that other namespaces have learned from the words of a user; return their numbers by kind.
 
-    ``user.contents`` is filled.
+    ``user.texts`` is filled.
 
     ``read_by``: the namespaces that have read the user's sessions; the user's words
     may have ended their facts.
@@ -199,18 +200,18 @@ def forget_facts(
     # A copy, as by an import, has the same id, but may not name its session or
     # speaker.
     for row in tx.rows(_SELECT_SAID, own=list(user.namespaces)):
-        data = tx.read(row.data, f"Fact {row.id!r}")
-        user.contents[row.id] = data.get("content") if data else None
+        data = tx.read(row.data, f"Fact {row.id!r}") or {}
+        user.texts[row.id] = {data.get("content"), data.get("quote")} - {"", None}
     reached = tx.scalars(
         _SELECT_REACHED,
         own=list(user.namespaces),
         sessions=list(user.sessions),
-        copies=list(user.contents),
+        copies=list(user.texts),
         read_by=list(read_by),
     )
     namespaces = set(reached) - user.namespaces
     tx.lock((), user.namespaces | namespaces)
-    counts: Counter[str] = Counter()
+    counts = Counter[str]()
     for namespace in namespaces:
         counts.update(_forget_facts_in(tx, namespace, user))
     return counts
@@ -222,11 +223,22 @@ def _forget_facts_in(
     """Delete the facts of a user's words from one namespace; return the numbers of deleted rows by kind."""
     rows = select_facts(tx, namespace)
     stored = parse_facts(tx, rows)
-    deleted = set()
-    for row in rows:
-        if user.owns_words_of(namespace, row, stored.get(row.id)):
-            deleted.add(row.id)
-    deleted |= only_ending(stored, deleted)
+    deleted = {
+        row.id for row in rows if user.owns_words_of(namespace, row, stored.get(row.id))
+    }
+    # A fact that only ends one of them repeats its content.
+    contents = {
+        NO_LONGER_TRUE.format(fact.content)
+        for fact in stored.values()
+        if fact.id in deleted
+    }
+    deleted |= {
+        fact.id
+        for fact in stored.values()
+        if fact.content in contents
+        # A pending one names the fact, whose content may have been edited since.
+        or (fact.said_as == ONLY_ENDS and fact.ends_facts.keys() & deleted)
+    }
     changed = [
         # The reason may quote the user.
         fact.model_copy(update={"retired_reason": None})
@@ -235,13 +247,3 @@ def _forget_facts_in(
     ]
     put_facts(tx, namespace, changed)
     return delete_with_vectors(tx, namespace, deleted)
-
-
-def only_ending(facts: Mapping[str, Fact], deleted: Collection[str]) -> set[str]:
-    """Return the ids of the facts that only end a deleted fact: each repeats the content of the fact that it ends."""
-    contents = {
-        NO_LONGER_TRUE.format(facts[fact_id].content)
-        for fact_id in deleted
-        if fact_id in facts
-    }
-    return {fact.id for fact in facts.values() if fact.content in contents}

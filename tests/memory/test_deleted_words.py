@@ -277,6 +277,30 @@ async def test_a_copy_of_a_fact_goes_with_the_person(store: MemoryStore) -> None
     assert await contents(store, "anna") == ["Lives in Annville1"]
 
 
+async def test_what_repeats_a_fact_goes_with_the_person_after_the_fact_was_edited(
+    store: MemoryStore,
+) -> None:
+    """A copy has its quote, and a pending end its content. Both name its id."""
+    await tell(on(store, "ann"), "I live in Annville1.")
+    (fact,) = (await store.facts.read("team")).facts
+    assert fact.quote == "I live in Annville1."
+    await store.facts.write("archive", [without_origin(fact)])
+    ends: dict[str, Any] = {fact.id: {"retired_by": "change"}}
+    ending = Fact(
+        content=f"No longer true: {fact.content}",
+        pending=True,
+        said_as=ONLY_ENDS,
+        ends_facts=ends,
+    )
+    # It replaces a fact of Ann, and says nothing of her.
+    other = Fact(content="Lives in Bobville1", pending=True, ends_facts=ends)
+    await store.facts.write("team", [ending, other])
+    await FactBook(store, "team").aupdate(fact.id, content="Lives elsewhere")
+    await store.forget_user("ann", vacuum=False)
+    assert await contents(store, "team") == ["Lives in Bobville1"]
+    assert await contents(store, "archive") == []
+
+
 async def test_a_copy_of_a_fact_that_cannot_be_read_goes_with_the_person(
     store: MemoryStore,
 ) -> None:
