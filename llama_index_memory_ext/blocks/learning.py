@@ -173,19 +173,19 @@ class LearningBlock(LogBlock):
         return f"{self.name} by {own!r} of {namespace}"
 
     async def askip(self, session_id: str, count: int) -> None:
-        """Count the oldest unread messages of a session as read: no facts are extracted from them.
+        """Count the oldest messages of a session as read: no facts are extracted from them.
 
         Args:
             session_id: The session.
-            count: The number of messages; all if there are fewer.
+            count: The number of messages, read ones too; all if there are fewer.
         """
         readers = self._store.readers
         reader = self.reader_of(session_id)
         cursor = await readers.cursor(session_id, reader)
-        rows = await readers.find(session_id, after=cursor.position, limit=count)
-        position = rows[-1].id if rows else cursor.position
+        rows = await readers.find(session_id, limit=count)
+        position = rows[-1].id if rows else 0
         # A registered session is read for facts also if nothing is skipped.
-        if rows or not cursor.registered:
+        if position > cursor.position or not cursor.registered:
             await readers.move(session_id, reader, cursor, position)
 
     def job_key(self, session_id: str) -> JobKey:

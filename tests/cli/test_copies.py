@@ -121,6 +121,53 @@ def test_messages_of_a_copy_are_not_read_for_facts_again(
         assert "Likes tea" in asyncio.run(learn_from(other))
 
 
+def test_what_each_user_of_a_shared_session_has_deleted_stays_deleted(
+    command: Here, tmp_path: Path
+) -> None:
+    """The first copy brings the messages of both."""
+    old = tmp_path / "old.db"
+    new = tmp_path / "new.db"
+    asyncio.run(forget_tea(old))
+    for name in ("ann", "bob"):
+        file = str(tmp_path / f"{name}.json")
+        command.on(old)("export --user", name, "-o", file)
+        command.on(new)("import", file)
+    assert asyncio.run(facts_of_each(new)) == {"ann": ["Likes milk"], "bob": []}
+    # In the old database, an import skips no message that is unread there.
+    asyncio.run(say_in_team(old, "bob", "I like coffee."))
+    command.on(old)("import", str(tmp_path / "bob.json"))
+    assert (asyncio.run(facts_of_each(old)))["bob"] == ["Likes coffee"]
+
+
+async def say_in_team(database: Path, name: str, *texts: str) -> None:
+    async with memory_of(name, SHARED, database, shared=True) as memory:
+        for text in texts:
+            await memory.aput_messages([user(text), assistant("Noted.")])
+
+
+async def forget_tea(database: Path) -> None:
+    """Ann and Bob share a session, and forget what was learned from them. Ann says something new."""
+    for name in ("ann", "bob"):
+        await say_in_team(database, name, "I like tea.")
+        async with memory_of(name, SHARED, database, shared=True) as memory:
+            await memory.abackfill()
+            assert await memory.facts.aforget() == 1
+    async with memory_of(
+        "ann", SHARED, database, shared=True, extract_facts=False
+    ) as memory:
+        await memory.aput_messages([user("I like milk."), assistant("Noted.")])
+
+
+async def facts_of_each(database: Path) -> dict[str, list[str]]:
+    """Return the facts of both users after all their messages were read."""
+    facts = {}
+    for name in ("ann", "bob"):
+        async with memory_of(name, SHARED, database, shared=True) as memory:
+            await memory.abackfill()
+            facts[name] = [fact.content for fact in await memory.facts.alist()]
+    return facts
+
+
 async def change_facts(database: Path) -> None:
     """Ann corrects, deletes and retires a fact each, and then says something that was not read yet."""
     async with memory_of_ann(database) as memory:
@@ -143,13 +190,21 @@ async def learn_from(database: Path) -> list[str]:
 
 
 def memory_of_ann(database: Path, **options: Any) -> CondensedMemory:
-    return CondensedMemory.from_defaults(
-        ALONE,
-        user_id="ann",
+    return memory_of("ann", ALONE, database, **options)
+
+
+def memory_of(
+    name: str, session: str, database: Path, **options: Any
+) -> CondensedMemory:
+    memory = CondensedMemory.from_defaults(
+        "s",
+        user_id=name,
         async_database_uri=f"sqlite+aiosqlite:///{database}",
         llm=OfflineModel(),
         **options,
     )
+    memory.session_id = session
+    return memory
 
 
 def test_a_copy_of_an_unknown_user_is_refused(old: Here) -> None:
@@ -201,6 +256,10 @@ def test_what_is_no_copy_is_refused(filled: Path, new: Here) -> None:
     for content in ("[]", "no JSON", *map(json.dumps, [part, *wrong_copies])):
         done = new("import -", stdin=content)
         assert (done.returncode, "must be a copy" in done.stderr) == (2, True)
+    bad_fact = copy | {"facts": [*copy["facts"], {"content": ""}]}
+    done = new("import -", stdin=json.dumps(bad_fact))
+    assert (done.returncode, "Nothing was imported." in done.stderr) == (1, True)
+    assert "There is no memory of this package" in new("sessions list").stderr
     as_messages = new("import --session s", str(filled))
     assert "Expected an object with a 'role'" in as_messages.stderr
     as_facts = new("import --user bob", str(filled))

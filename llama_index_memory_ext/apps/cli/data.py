@@ -178,23 +178,27 @@ def _read_copy(content: bytes) -> _Copy:
 
 async def _import_copy(store: ext.MemoryStore, copy: _Copy) -> Output:
     """Store a copy. Sessions that have messages here stay as they are."""
-    stored = await store.sessions(session_ids=list(copy.sessions))
-    unread = copy.unread or {}
-    present = {info.session_id for info in stored}
-    counts = {"messages": 0, "sessions": 0}
-    skipped = []
-    for session, messages in copy.sessions.items():
-        if session in present:
-            skipped.append(session)
-            continue
-        count = await _import_session(store, session, copy.user, messages)
-        # Otherwise, facts that were deleted or edited would be learned again.
-        block = _memory_of(store, session, copy.user).facts_block
-        await block.askip(session, max(count - unread.get(session, count), 0))
-        counts["messages"] += count
-        counts["sessions"] += 1
     book = cli.book_of(cli.memory_on(store, None, copy.user))
-    counts["facts"] = await book.aimport("\n".join(map(json.dumps, copy.facts)))
+    # The facts come first: if a line of theirs is wrong, nothing is imported.
+    facts = await book.aimport("\n".join(map(json.dumps, copy.facts)))
+    stored = await store.sessions(session_ids=list(copy.sessions))
+    skipped = [info.session_id for info in stored]
+    unread = copy.unread or {}
+    counts = {"messages": 0, "sessions": 0, "facts": facts}
+    for session, messages in copy.sessions.items():
+        if session not in skipped:
+            counts["messages"] += await _import_session(
+                store, session, copy.user, messages
+            )
+            counts["sessions"] += 1
+    # Otherwise, facts that were deleted or edited would be learned again. The copy of another
+    # user may have brought the messages of a shared session.
+    for info in await store.sessions(copy.user):
+        session = info.session_id
+        if info.messages == len(copy.sessions.get(session, ())):
+            block = _memory_of(store, session, copy.user).facts_block
+            count = info.messages
+            await block.askip(session, max(count - unread.get(session, count), 0))
     listed = [pluralize(count, kind[:-1]) for kind, count in counts.items()]
     text = f"Imported {', '.join(listed)} of {copy.user}."
     if skipped:
