@@ -91,15 +91,14 @@ async def _read_turn(memory: MemoryFields, question: ChatMessage | None) -> Turn
     """
     snapshot = await _read_snapshot(memory)
     messages = [row.message for row in snapshot.active]
-    if question is None or template.holds_question(messages, question):
+    if question is None:
         return Turn(snapshot, messages, messages, question_follows=False)
-    follows = False
+    follows = ends_with_answer(messages)
     if not messages:
         # The session is new, or a flush has moved an open turn, with its question, into
         # the log.
         follows = not await _is_in_log(memory, question)
-    elif ends_with_answer(messages):
-        follows = True
+    elif follows:
         # All active messages leave.
         await write(memory, [], len)
         snapshot = await _read_snapshot(memory)
@@ -148,7 +147,7 @@ async def read_prompt(
     """
     turn = await _read_turn(memory, question)
     # The messages that the model receives beside the memory.
-    messages = turn.query
+    messages = [template.prepare_to_send(message) for message in turn.query]
     if turn.question_follows:
         messages = [*messages, template.ACKNOWLEDGED]
     room = memory.token_limit - reserved - await tokens_of(memory, messages)

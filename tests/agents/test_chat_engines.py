@@ -211,6 +211,23 @@ async def test_a_question_to_come_moves_a_turn_that_is_over_into_the_record(
     )
 
 
+async def test_a_question_that_is_asked_again_after_its_answer_has_its_room(
+    open_memory: OpenMemory,
+) -> None:
+    memory = open_memory(
+        token_limit=600, condensed_token_limit=550, facts_token_limit=0
+    )
+    question = "word " * 400
+    await memory.aput_messages([user(question), assistant("Fine.")])
+    prompt = await memory.aget(input=question)
+    assert [message.role.value for message in prompt] == ["user", "assistant"]
+    counts = [
+        message_tokens(message, memory.tokenizer_fn)
+        for message in [*prompt, user(question)]
+    ]
+    assert sum(counts) <= 600
+
+
 async def test_a_turn_that_goes_on_stays_whatever_is_asked(
     memory: CondensedMemory,
 ) -> None:

@@ -58,6 +58,21 @@ LONG = {
 }
 
 
+@pytest.mark.parametrize("count", [80, 110])
+async def test_the_tags_of_a_pasted_text_stay_within_the_limit(
+    open_memory: OpenMemory, count: int
+) -> None:
+    """They are escaped, which makes them longer."""
+    memory = open_memory(token_limit=1_000, keep_ratio=1.0)
+    for i in range(31):
+        bought = user(f"I bought item {i} in Ghent for {i * 7} euros.")
+        await memory.aput_messages([bought, assistant("Noted, good to know.")])
+    await memory.aput(user("My log: " + "<message>1</message>\n" * count))
+    shown = sent_text(await memory.aget())
+    assert "&lt;message>" in shown
+    assert memory.tokenizer_fn.count(shown) <= 1_000
+
+
 @pytest.mark.parametrize("ratio", [0.0001, 0.5])
 @pytest.mark.parametrize("text", LONG.values(), ids=LONG)
 async def test_a_megabyte_is_clipped_and_other_tasks_go_on(
