@@ -114,7 +114,8 @@ def _keywords_listed(
 ) -> frozenset[str]:
     """Return the keywords between an order to forget everything and the user's yes to it; none without both."""
     users_lines = [line for line in lines if line.is_users]
-    order = users_lines[max(len(users_lines) - 2, 0)]
+    # Of a single line, nothing stands between the order and the answer.
+    order = users_lines[-2:][0]
     answer = users_lines[-1]
     orders = _orders_at(order.text, Span(0, len(order.text), 1.0))
     if not _phrases("confirms").fullmatch(answer.text) or not _name_everything(orders):
@@ -227,9 +228,6 @@ class MemoryToolSpec(BaseToolSpec):
         self.read_only = read_only
         self.token_limit = token_limit
         self.in_session = in_session
-        self._how_to_forget_everything = (
-            _HOW_TO_CONFIRM if in_session else _HOW_TO_NAME_EACH
-        )
         names = [SEARCH_TOOL]
         if not read_only:
             names += ["remember", "forget"]
@@ -322,7 +320,7 @@ class MemoryToolSpec(BaseToolSpec):
         self._check_may_write()
         if not str(quote).strip():
             return f"Nothing was forgotten: it needs a quote. {_HOW_TO_QUOTE}"
-        names = [facts] if isinstance(facts, str) else facts or []
+        names = facts if isinstance(facts, list) else [facts]
         chosen = {}
         answers = []
         problems = []
@@ -414,7 +412,7 @@ class MemoryToolSpec(BaseToolSpec):
         details = " ".join(dict.fromkeys(entry.detail for entry in valid.rejected))
         advice = _HOW_TO_FORGET
         if request.everything:
-            advice = self._how_to_forget_everything
+            advice = _HOW_TO_CONFIRM if self.in_session else _HOW_TO_NAME_EACH
         forgotten = []
         not_forgotten = []
         for fact, is_asked in zip(chosen, request.choices, strict=True):

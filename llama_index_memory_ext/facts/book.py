@@ -167,7 +167,10 @@ class FactBook:
     async def aadd(
         self, /, fact: Fact | str, *, ttl: timedelta | None = None, **fields: Any
     ) -> Fact:
-        """Store a new fact, or a text with the fields of ``Fact``; return the stored fact.
+        """Store a fact, or a text with the fields of ``Fact``; return the stored fact.
+
+        A fact replaces the stored fact with its id. A fact that was made with ``Fact(...)``
+        or from a text has a new id.
 
         The fact is the agent's own if the book's agent keeps facts to itself;
         ``agent_id=None`` shares it with all agents of the user.
@@ -512,7 +515,7 @@ def _parse(lines: str, view: AgentView) -> list[Fact]:
             is_head = number == 1 and isinstance(values, dict) and "version" in values
             if not is_head:
                 facts.append(Fact.model_validate(values))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise FactError(
                 f"Line {number} is not a fact ({type(error).__name__}); expected JSON Lines as aexport writes them. "
                 "Import a copy of `export --user` without --user. "

@@ -460,6 +460,7 @@ async def test_a_text_and_an_empty_list_are_fine(
     await memory.facts.aadd("Likes tea")
     await memory.aput(user("I like tea. Forget it."))
     assert (await spec.aforget([], "Forget it")).startswith("Nothing was forgotten")
+    assert "no fact '5'" in await spec.aforget(5, "Forget it")  # type: ignore[arg-type]
     assert (await spec.aforget("tea", "Forget it")).startswith("Forgotten: ")  # type: ignore[arg-type]
     assert await active(memory) == {}
 

@@ -407,6 +407,8 @@ async def test_what_cannot_be_changed_or_imported_is_refused(
     exported = await open_memory("other").facts.aexport()
     with pytest.raises(FactError, match="Line 2 is not a fact"):
         await book.aimport(exported + '{"content": 1}\n')
+    with pytest.raises(FactError, match="Line 1 is not a fact"):
+        await book.aimport("[" * 200_000)
     with pytest.raises(FactError, match="schema version 1; got schema version 99"):
         await book.aimport(exported.replace('"version": 1', '"version": 99'))
     assert await book.alist() == []

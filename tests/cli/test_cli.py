@@ -874,6 +874,8 @@ def test_what_is_known_is_not_added_again(cli: Here, database: Path) -> None:
     learned(database, Fact(id="milk", content="Likes milk", pending=True))
     known = cli("facts add 'likes TEA!'", *ANN).stdout
     assert known == f"Known already, as {tea}: Likes tea\n"
+    pending = cli("facts add 'Likes milk.'", *ANN).stdout
+    assert pending == "Known already, as milk: (pending) Likes milk\n"
     assert add(cli, "Likes milk.") == "milk"
     assert add(cli, "Likes tea", "--agent", "travel") == tea
     trips = add(cli, "Likes trips", "--agent", "travel")

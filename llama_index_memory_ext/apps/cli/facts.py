@@ -313,7 +313,7 @@ def _listed(memory: "CondensedMemory", facts: Sequence["Fact"]) -> Output:
 
 
 def _changed(change: str, fact: "Fact") -> Output:
-    return Output(fact, f"{change} {fact.id}: {one_line(fact.content)}")
+    return Output(fact, f"{change} {fact.id}: {one_line(_content(fact))}")
 
 
 async def _find(memory: "CondensedMemory", texts: Iterable[str]) -> dict[str, "Fact"]:
