@@ -105,11 +105,12 @@ class CondensedMemoryBlock(LogBlock):
 
     Without a ``store`` the block keeps a private store in memory, which holds the
     messages that the memory flushes. It works in any
-    ``Memory.from_defaults(memory_blocks=[...])``, and is empty after a restart. With a
-    ``store``, give the same store to the memory:
-    ``Memory.from_defaults(chat_store=store, ...)``. One block may serve many sessions,
-    and keeps their messages apart. A summary is made in the event loop of ``aput``, which
-    must keep running: in a plain ``Memory``, call ``aput`` rather than ``put``.
+    ``Memory.from_defaults(memory_blocks=[...])``, and is empty after a restart. The
+    memory's ``areset`` does not reach it. With a ``store``, give the same store to the
+    memory: ``Memory.from_defaults(chat_store=store, ...)``. One block may serve many
+    sessions, and keeps their messages apart. A summary is made in the event loop of
+    ``aput``, which must keep running: in a plain ``Memory``, call ``aput`` rather than
+    ``put``.
 
     Raises:
         ValueError: ``keep_messages`` is larger than ``max_messages``, or summary and

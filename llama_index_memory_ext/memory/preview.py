@@ -120,7 +120,8 @@ async def preview_prompt(
         namespace: The owner of the facts, such as an entry of
             ``SessionInfo.namespaces``.
         limits: Arguments of ``CondensedMemory.from_defaults``, such as
-            ``token_limit``; {} for the defaults.
+            ``token_limit``; {} for the defaults. Not ``chat_history`` or
+            ``memory_blocks``.
         question: The question of the user; "" for the last question.
 
     Raises:

@@ -63,7 +63,7 @@ def forget(
 
     For a person, all facts and all sessions are deleted. The command asks before it
     deletes. Then it rewrites a SQLite file, and searches it for the deleted texts; exit
-    code 1 if the file still holds the beginning of a text.
+    code 1 if the file still holds the beginning of a text that no row has.
     """
     name = cli.one_of(user, session)
 
@@ -232,7 +232,7 @@ async def _delete(
     await store.aclose()
     in_file = holds_deleted(file, texts)
     if not in_file:
-        text += "\nThe file was searched: none of the deleted texts is left in it."
+        text += "\nThe file was searched: none of the deleted texts is left in it, except in rows that stay."
     return Output({"deleted": deleted, "in_file": in_file}, text)
 
 
