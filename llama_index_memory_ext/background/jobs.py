@@ -79,7 +79,7 @@ class Jobs:
             WeakValueDictionary()
         )
         # How often the work of a key was halved, because a model could not do all of it.
-        self.halvings: Counter[JobKey] = Counter()
+        self.halvings = Counter[JobKey]()
 
     def start(self, key: JobKey, work: Work, pause_seconds: float) -> None:
         """Run the work in the background; if a job of this key runs, run the work after it.

@@ -128,9 +128,7 @@ class LogBlock(BaseMemoryBlock[str]):
 
     def known_llm(self) -> LLM | None:
         """Return the model of this block, or else of ``Settings``; None if there is none."""
-        if self.llm is None:
-            return llm_of_settings()
-        return self.llm
+        return self.llm or llm_of_settings()
 
     def chosen_llm(self) -> LLM:
         """Return the model of ``known_llm``, without the history that its server keeps.

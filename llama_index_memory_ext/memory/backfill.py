@@ -77,7 +77,7 @@ async def backfill(
         if unread:
             # Raises a NoModelError where there is none.
             block.chosen_llm()
-        counts: Counter[str] = Counter()
+        counts = Counter[str]()
         failures = {}
         failures_in_a_row = 0
         while remaining and failures_in_a_row < _MOST_FAILURES:

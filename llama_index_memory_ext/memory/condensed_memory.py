@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence  # noqa: TC003 - programs read the types of MemoryOptions
-from dataclasses import replace
 from datetime import tzinfo  # noqa: TC003 - the same
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -390,18 +389,17 @@ class CondensedMemory(MemoryFields):
         await self.acheck_session()
         check_search(similarity_top_k, facts=facts, messages=messages)
         check_text("question", question)
-        result = MemorySearchResult()
+        ranked = []
         if facts:
             ranked = await self.facts.asearch(
                 question, similarity_top_k=similarity_top_k
             )
-            result = replace(result, facts=tuple(ranked))
-        if messages and question.strip():
-            similar = await self.condensed_block.asearch(
-                question, session_id=self.session_id, most=similarity_top_k
-            )
-            result = replace(result, messages=tuple(similar))
-        return result
+        if not (messages and question.strip()):
+            return MemorySearchResult(tuple(ranked))
+        similar = await self.condensed_block.asearch(
+            question, session_id=self.session_id, most=similarity_top_k
+        )
+        return MemorySearchResult(tuple(ranked), tuple(similar))
 
     def last_used(self) -> MemorySearchResult:
         """Return the facts and the recalled messages in the last prompt of this memory, in their order.

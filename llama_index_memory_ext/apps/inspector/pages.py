@@ -158,11 +158,11 @@ class Pages:
         return _ENVIRONMENT.get_template(f"{template}.html").render(shared | context)
 
     def url(
-        self, page: str, query: Mapping[str, object] | None = None, /, **more: object
+        self, page: str, query: Mapping[str, object] = {}, /, **more: object
     ) -> str:
         """Return the address of a page, with the values that are not None in its query."""
-        fields = {**(query or {}), **more}
-        values = {name: value for name, value in fields.items() if value is not None}
+        fields = {**query, **more}.items()
+        values = {name: value for name, value in fields if value is not None}
         address = f"/{self.access.token}/{page}"
         if values:
             return f"{address}?{urlencode(values)}"
