@@ -107,7 +107,7 @@ MODULES = {
 }
 MOST_LEVELS = 11
 # Limits of the whole package: they only become lower. Comments and docstrings are free.
-MOST_TOKENS = 139_809
+MOST_TOKENS = 139_807
 MOST_TOKENS_PER_LINE = 7.5
 HIGHEST_COMPLEXITY = 10
 MOST_SETTINGS = 40

@@ -228,6 +228,9 @@ class MemoryToolSpec(BaseToolSpec):
         self.read_only = read_only
         self.token_limit = token_limit
         self.in_session = in_session
+        self._how_to_forget_everything = (
+            _HOW_TO_CONFIRM if in_session else _HOW_TO_NAME_EACH
+        )
         names = [SEARCH_TOOL]
         if not read_only:
             names += ["remember", "forget"]
@@ -412,7 +415,7 @@ class MemoryToolSpec(BaseToolSpec):
         details = " ".join(dict.fromkeys(entry.detail for entry in valid.rejected))
         advice = _HOW_TO_FORGET
         if request.everything:
-            advice = _HOW_TO_CONFIRM if self.in_session else _HOW_TO_NAME_EACH
+            advice = self._how_to_forget_everything
         forgotten = []
         not_forgotten = []
         for fact, is_asked in zip(chosen, request.choices, strict=True):

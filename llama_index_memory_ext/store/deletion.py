@@ -71,7 +71,7 @@ class DeletedUser(NamedTuple):
     def owns_words_of(self, namespace: str, row: Any, fact: Fact | None) -> bool:
         """Return whether a fact of another namespace is of the user's words, and is deleted with them.
 
-        It is deleted if the user said it, or if it copies a fact of the user's words. A
+        It is deleted if the user said it, or if it copies or ends a fact of the user's words. A
         fact from a session of the user also counts as the user's, unless it names another
         speaker, or a user who stays there owns it. ``row`` is the row of the ``fact``,
         which is None if it cannot be read.
@@ -80,8 +80,12 @@ class DeletedUser(NamedTuple):
         is_unknown = users is not None and not (row.said_by or namespace in users)
         texts = self.texts.get(row.id)
         is_copy = texts is not None
-        if texts and fact:
-            is_copy = not texts.isdisjoint((fact.content, fact.quote))
+        if fact:
+            if texts:
+                is_copy = not texts.isdisjoint((fact.content, fact.quote))
+            # A pending end names the fact, whose content may have been edited since.
+            if fact.said_as == ONLY_ENDS and self.texts.keys() & fact.ends_facts:
+                return True
         return is_copy or is_unknown or row.said_by in self.namespaces
 
 
@@ -126,11 +130,10 @@ def forget_user(
     for key in shared:
         counts.update(_leave_session(tx, key, user_id, is_owned=key in owned))
     counts.update(delete_sessions(tx, sessions - shared, user.namespaces))
-    kinds = ("messages", "cursors", "facts", "embeddings")
     return Forgotten(
         sessions,
         user.namespaces | read_by,
-        {kind: counts[kind] for kind in kinds},
+        {kind: counts[kind] for kind in ("messages", "cursors", "facts", "embeddings")},
     )
 
 
@@ -232,18 +235,12 @@ def _forget_facts_in(
         for fact in stored.values()
         if fact.id in deleted
     }
-    deleted |= {
-        fact.id
-        for fact in stored.values()
-        if fact.content in contents
-        # A pending one names the fact, whose content may have been edited since.
-        or (fact.said_as == ONLY_ENDS and fact.ends_facts.keys() & deleted)
-    }
+    deleted |= {fact.id for fact in stored.values() if fact.content in contents}
     changed = [
         # The reason may quote the user.
         fact.model_copy(update={"retired_reason": None})
         for fact in stored.values()
-        if fact.replaced_by in deleted and fact.id not in deleted
+        if fact.replaced_by in deleted
     ]
     put_facts(tx, namespace, changed)
     return delete_with_vectors(tx, namespace, deleted)

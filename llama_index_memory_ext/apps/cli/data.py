@@ -181,8 +181,10 @@ async def _import_copy(store: ext.MemoryStore, copy: _Copy) -> Output:
     book = cli.book_of(cli.memory_on(store, None, copy.user))
     # The facts come first: if a line of theirs is wrong, nothing is imported.
     facts = await book.aimport("\n".join(map(json.dumps, copy.facts)))
-    stored = await store.sessions(session_ids=list(copy.sessions))
-    skipped = [info.session_id for info in stored]
+    skipped = [
+        info.session_id
+        for info in await store.sessions(session_ids=list(copy.sessions))
+    ]
     unread = copy.unread or {}
     counts = {"messages": 0, "sessions": 0, "facts": facts}
     for session, messages in copy.sessions.items():
