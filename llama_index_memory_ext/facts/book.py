@@ -169,8 +169,7 @@ class FactBook:
     ) -> Fact:
         """Store a fact, or a text with the fields of ``Fact``; return the stored fact.
 
-        A fact replaces the stored fact with its id. A fact that was made with ``Fact(...)``
-        or from a text has a new id.
+        A fact replaces the stored fact with its id. Without an ``id``, it gets a new one.
 
         The fact is the agent's own if the book's agent keeps facts to itself;
         ``agent_id=None`` shares it with all agents of the user.

@@ -71,10 +71,10 @@ class DeletedUser(NamedTuple):
     def owns_words_of(self, namespace: str, row: Any, fact: Fact | None) -> bool:
         """Return whether a fact of another namespace is of the user's words, and is deleted with them.
 
-        It is deleted if the user said it, or if it copies or ends a fact of the user's words. A
-        fact from a session of the user also counts as the user's, unless it names another
-        speaker, or a user who stays there owns it. ``row`` is the row of the ``fact``,
-        which is None if it cannot be read.
+        It is deleted if the user said it, or if it copies or only ends a fact of the user's
+        words. A fact from a session of the user also counts as the user's, unless it names
+        another speaker, or a user who stays there owns it. ``row`` is the row of the
+        ``fact``, which is None if it cannot be read.
         """
         users = self.sessions.get(row.session_id or "")
         is_unknown = users is not None and not (row.said_by or namespace in users)

@@ -136,7 +136,7 @@ def test_what_each_user_of_a_shared_session_has_deleted_stays_deleted(
     # In the old database, an import skips no message that is unread there.
     asyncio.run(say_in_team(old, "bob", "I like coffee."))
     command.on(old)("import", str(tmp_path / "bob.json"))
-    assert (asyncio.run(facts_of_each(old)))["bob"] == ["Likes coffee"]
+    assert asyncio.run(facts_of_each(old))["bob"] == ["Likes coffee"]
 
 
 async def say_in_team(database: Path, name: str, *texts: str) -> None:

@@ -193,8 +193,8 @@ async def _import_copy(store: ext.MemoryStore, copy: _Copy) -> Output:
                 store, session, copy.user, messages
             )
             counts["sessions"] += 1
-    # Otherwise, facts that were deleted or edited would be learned again. The copy of another
-    # user may have brought the messages of a shared session.
+    # What was read before the export is not read again: deleted facts would come back. The
+    # messages of a shared session may have come with the copy of another user.
     for info in await store.sessions(copy.user):
         session = info.session_id
         if info.messages == len(copy.sessions.get(session, ())):
